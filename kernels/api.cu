@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C entry points: pick the kernel, size the grid, launch. Nothing here reads device memory.
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "index.h"
+#include "kernel.h"
+#include "params.h"
+
+#define TV_FOR_EACH_ROW_TILE(DO, KIND) DO(KIND, 8) DO(KIND, 16) DO(KIND, 24) DO(KIND, 32) DO(KIND, 40)
+#define TV_FOR_EACH_KIND(DO)        \
+  TV_FOR_EACH_ROW_TILE(DO, bf16_s2) \
+  TV_FOR_EACH_ROW_TILE(DO, fp16_s2) \
+  TV_FOR_EACH_ROW_TILE(DO, bf16_s4) \
+  TV_FOR_EACH_ROW_TILE(DO, fp16_s4)
+#define TV_DECLARE(KIND, ROWS) extern const tv::Kernel tv_verify_##KIND##_r##ROWS##_info;
+#define TV_LIST(KIND, ROWS) &tv_verify_##KIND##_r##ROWS##_info,
+TV_FOR_EACH_KIND(TV_DECLARE)
+extern const tv::Kernel tv_combine_bf16_info, tv_combine_fp16_info, tv_prep_info;
+
+namespace {
+
+constexpr int kRowTiles = tv::kMaxRowTile / 8;
+constexpr int kMaxDevices = 64;
+
+// Verify kernels last: by depth, dtype and row tile.
+const tv::Kernel* const kKernels[] = {&tv_combine_bf16_info, &tv_combine_fp16_info, &tv_prep_info,
+                                      TV_FOR_EACH_KIND(TV_LIST)};
+constexpr int kCombine = 0, kPrep = 2, kVerify = 3, kDeep = 2 * kRowTiles;
+constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
+
+// More than 48 KB of dynamic shared memory must be asked for, once a kernel and device.
+cudaError_t allow_smem(int index) {
+  static std::atomic<bool> allowed[kKernelCount][kMaxDevices];
+  int device = 0;
+  cudaError_t err = cudaGetDevice(&device);
+  if (err != cudaSuccess || device >= kMaxDevices || allowed[index][device].load(std::memory_order_relaxed)) return err;
+  err = cudaFuncSetAttribute(kKernels[index]->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kKernels[index]->dynamic_smem_bytes);
+  if (err == cudaSuccess) allowed[index][device].store(true, std::memory_order_relaxed);
+  return err;
+}
+
+// An attribute of the current device, asked for once; 0 where it cannot be had.
+int device_limit(std::atomic<int> (&known)[kMaxDevices], cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return 0;
+  value = known[device].load(std::memory_order_relaxed);
+  if (value == 0 && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) {
+    known[device].store(value, std::memory_order_relaxed);
+  }
+  return value;
+}
+
+// Four KV stages where a block may have that much shared memory, else two.
+bool deep_fits(int index) {
+  static std::atomic<int> smem[kMaxDevices];
+  return kKernels[index + kDeep]->dynamic_smem_bytes <= device_limit(smem, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+}
+
+// Programmatic dependent launch exists from sm_90 on.
+bool has_early_launch() {
+  static std::atomic<int> major[kMaxDevices];
+  return device_limit(major, cudaDevAttrComputeCapabilityMajor) >= 9;
+}
+
+// `early`: the kernel may start before the one ahead of it in the stream has finished, and waits for it itself.
+template <typename Params>
+cudaError_t launch(int index, dim3 grid, const Params* params, void* stream, bool early = false) {
+  const tv::Kernel& k = *kKernels[index];
+  if (k.dynamic_smem_bytes > 48 * 1024) {
+    if (const cudaError_t err = allow_smem(index)) return err;
+  }
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(k.threads);
+  config.dynamicSmemBytes = k.dynamic_smem_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  void* args[] = {const_cast<Params*>(params)};
+  return cudaLaunchKernelExC(&config, k.function, args);
+}
+
+}  // namespace
+
+extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
+  if (p->tokens == 0) return cudaSuccess;
+  if (p->bs < 0 || p->max_q < 1 || p->heads < 1 || p->nsplit < 1 || p->nsplit > tv::kMaxSplits || p->dtype < TV_BF16 ||
+      p->dtype > TV_FP16) {
+    return cudaErrorInvalidValue;
+  }
+  const int rows = p->max_q * p->heads, tile = tv::row_tile(rows);
+  // A single split writes the output itself, and one more z answers for rows that no request covers.
+  const dim3 grid(tv::ceil_div(rows, tile), p->nsplit, p->bs + (p->nsplit == 1));
+  if (grid.z > 0) {
+    int index = kVerify + p->dtype * kRowTiles + tile / 8 - 1;
+    if (p->stages != 2 && deep_fits(index)) index += kDeep;
+    if (const cudaError_t err = launch(index, grid, p, stream)) return err;
+  }
+  if (p->nsplit == 1) return cudaSuccess;
+  return launch(kCombine + p->dtype, dim3(rows, p->bs + 1), p, stream, has_early_launch());
+}
+
+extern "C" int tv_mla_prep(const TvPrepParams* p, void* stream) {
+  if (p->bs < 1 || p->raw_bs < 0 || p->raw_bs > p->bs || p->n < 1) return cudaErrorInvalidValue;
+  // Enough blocks to hide the latency of a long row, no more than a wave or two for a wide batch.
+  const int wanted = tv::ceil_div(int(p->row_stride), 2048), most = tv::ceil_div(512, p->bs);
+  return launch(kPrep, dim3(wanted < most ? wanted : most, p->bs), p, stream);
+}
+
+extern "C" int tv_kernel_info(int i, const char** name, int* dynamic_smem_bytes, int* threads) {
+  if (i < 0 || i >= kKernelCount) return 1;
+  *name = kKernels[i]->name;
+  *dynamic_smem_bytes = kKernels[i]->dynamic_smem_bytes;
+  *threads = kKernels[i]->threads;
+  return 0;
+}
+
+extern "C" const char* tv_error_string(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }

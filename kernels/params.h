@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of libtreeverify: plain structs, no torch headers.
+//
+// overlay/srt/treeverify/attention/abi.py mirrors these structs field by field; tests/kernels/test_abi.py compares
+// the two through a host build of this header. All strides count elements; the last dimension of q, kv and out is
+// contiguous. "Unified" layout: kv_indices holds prefix and draft slots of a request. "Two-source" layout: kv_indices
+// holds the prefix only and out_cache_loc the draft slots.
+#pragma once
+
+#include <stdint.h>
+
+enum TvDtype { TV_BF16 = 0, TV_FP16 = 1 };
+
+enum TvMaskKind {
+  TV_MASK_NONE = 0,    // causal among the draft rows
+  TV_MASK_PACKED = 1,  // uint64 [bs, max_q, mask_words], bit j of row i: node i sees node j
+  TV_MASK_FULL = 2,    // one byte an entry, per request [n, prefix + n], at mask_indptr[b]
+  TV_MASK_QLEN = 3,    // one byte an entry, per request [n, n], at mask_indptr[b] or b * max_q * max_q
+};
+
+typedef struct TvVerifyParams {
+  const void* q_nope;            // [tokens, heads, 512]
+  const void* q_pe;              // [tokens, heads, 64]
+  const void* kv;                // [slots, 576]: 512 latent, 64 rope
+  const int32_t* kv_indptr;      // [bs + 1]
+  const void* kv_indices;        // int32 or int64
+  const void* qo_indptr;         // [bs + 1], int32 or int64
+  const int64_t* out_cache_loc;  // [tokens] in the two-source layout, else null
+  const void* mask;              // see TvMaskKind
+  const int64_t* mask_indptr;    // [bs + 1] or null
+  void* out;                     // [tokens, heads, 512]
+  float* workspace;              // [tokens * heads, nsplit, 512] partial outputs, then [tokens * heads, nsplit] lse
+  int64_t q_nope_stride_t, q_nope_stride_h;
+  int64_t q_pe_stride_t, q_pe_stride_h;
+  int64_t kv_stride;
+  int64_t out_stride_t, out_stride_h;
+  int64_t mask_numel;  // entries behind `mask`; a request whose range does not fit is causal
+  int32_t kv_index_bytes, qo_index_bytes;
+  int32_t dtype, mask_kind, mask_words;
+  int32_t bs, tokens, heads, max_q, nsplit;
+  int32_t stages;             // KV tiles in shared memory: 2 (fits 99 KB), or 0 for as many as the device allows
+  float sm_scale, logit_cap;  // logit_cap <= 0: none
+} TvVerifyParams;
+
+typedef struct TvPrepParams {
+  const int32_t* req_to_token;      // [rows, row_stride]
+  const int64_t* req_pool_indices;  // [>= raw_bs]
+  const void* seq_lens;             // [>= raw_bs] prefix lengths, int32 or int64
+  const void* custom_mask;          // bytes (FULL or QLEN) or null
+  int32_t* kv_indptr;               // [bs + 1]
+  void* kv_indices;                 // unified layout, int32 or int64
+  uint64_t* packed_mask;            // [bs, n, ceil(n / 64)]
+  int64_t row_stride;
+  int64_t mask_numel;
+  int32_t seq_len_bytes, kv_index_bytes, mask_kind;
+  int32_t raw_bs, bs, n;  // requests raw_bs .. bs are padding: length 0
+} TvPrepParams;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Both return 0 or a cudaError_t; they only launch, never allocate or synchronise.
+int tv_mla_verify(const TvVerifyParams* params, void* stream);
+int tv_mla_prep(const TvPrepParams* params, void* stream);
+
+// Name, dynamic shared memory and block size of kernel i; non-zero past the end. Needs no GPU.
+int tv_kernel_info(int i, const char** name, int* dynamic_smem_bytes, int* threads);
+
+const char* tv_error_string(int code);
+
+#ifdef __cplusplus
+}
+#endif
