@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ctypes mirror of kernels/params.h and the loader of libtreeverify."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+MASK_NONE, MASK_PACKED, MASK_FULL, MASK_QLEN = range(4)
+
+STAGES = int(os.environ.get("TREEVERIFY_STAGES", "0"))
+"""KV tiles the verify kernel keeps in shared memory: 2 forces what fits 99 KB, 0 takes what the device allows."""
+
+_P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class VerifyParams(ctypes.Structure):
+    """TvVerifyParams, field by field."""
+
+    _fields_ = [
+        *((name, _P) for name in ("q_nope", "q_pe", "kv", "kv_indptr", "kv_indices", "qo_indptr", "out_cache_loc")),
+        *((name, _P) for name in ("mask", "mask_indptr", "out", "workspace")),
+        *((name, _I64) for name in ("q_nope_stride_t", "q_nope_stride_h", "q_pe_stride_t", "q_pe_stride_h")),
+        *((name, _I64) for name in ("kv_stride", "out_stride_t", "out_stride_h", "mask_numel")),
+        *((name, _I32) for name in ("kv_index_bytes", "qo_index_bytes", "dtype", "mask_kind", "mask_words")),
+        *((name, _I32) for name in ("bs", "tokens", "heads", "max_q", "nsplit", "stages")),
+        *((name, _F32) for name in ("sm_scale", "logit_cap")),
+    ]
+
+
+class PrepParams(ctypes.Structure):
+    """TvPrepParams, field by field."""
+
+    _fields_ = [
+        *((name, _P) for name in ("req_to_token", "req_pool_indices", "seq_lens", "custom_mask")),
+        *((name, _P) for name in ("kv_indptr", "kv_indices", "packed_mask")),
+        *((name, _I64) for name in ("row_stride", "mask_numel")),
+        *((name, _I32) for name in ("seq_len_bytes", "kv_index_bytes", "mask_kind", "raw_bs", "bs", "n")),
+    ]
+
+
+def library_path() -> Path:
+    """Where libtreeverify is expected: $TREEVERIFY_LIBRARY, else beside this package."""
+    override = os.environ.get("TREEVERIFY_LIBRARY")
+    return Path(override) if override else Path(__file__).resolve().parent.parent / "_kernels" / "libtreeverify.so"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """libtreeverify with its argument types declared.
+
+    Raises:
+        RuntimeError: the library is not there or does not load.
+    """
+    path = library_path()
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as e:
+        raise RuntimeError(
+            f"treeverify: cannot load its kernels from {path}: {e}. Build them with `apply.py build`."
+        ) from e
+    lib.tv_mla_verify.argtypes = [ctypes.POINTER(VerifyParams), ctypes.c_void_p]
+    lib.tv_mla_prep.argtypes = [ctypes.POINTER(PrepParams), ctypes.c_void_p]
+    lib.tv_kernel_info.argtypes = [
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_char_p),
+        ctypes.POINTER(ctypes.c_int),
+        ctypes.POINTER(ctypes.c_int),
+    ]
+    lib.tv_error_string.argtypes = [ctypes.c_int]
+    lib.tv_error_string.restype = ctypes.c_char_p
+    return lib
+
+
+def check(code: int, what: str) -> None:
+    """Raises RuntimeError with CUDA's own words where `code`, returned by `what`, is not 0."""
+    if code:
+        raise RuntimeError(f"treeverify: {what} failed: {library().tv_error_string(code).decode()} (cudaError {code})")

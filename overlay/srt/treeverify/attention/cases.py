@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random verify problems of any shape and layout, for tests, the self-test and the bench."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional, Sequence
+
+import torch
+
+from . import abi, ops, reference
+from .plan import KEY_DIM, LATENT, ROPE, choose_nsplit, workspace_floats
+
+
+def random_trees(bs: int, n: int, generator: torch.Generator, device: torch.device | str) -> torch.Tensor:
+    """Ancestor matrices of random trees: bool [bs, n, n], row i sees node i and its ancestors up to node 0."""
+    parents = [[0] + [int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, n)] for _ in range(bs)]
+    visible = torch.zeros(bs, n, n, dtype=torch.bool)
+    for b in range(bs):
+        for i in range(n):
+            visible[b, i] = visible[b, parents[b][i]]
+            visible[b, i, i] = True
+    return visible.to(device)
+
+
+@dataclass
+class Case:
+    """One verify step; `args` are the arguments of mla_verify up to nsplit, in order."""
+
+    q_nope: torch.Tensor
+    q_pe: torch.Tensor
+    pool: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    qo_indptr: torch.Tensor
+    out_cache_loc: Optional[torch.Tensor]
+    mask: Optional[torch.Tensor]
+    mask_indptr: Optional[torch.Tensor]
+    mask_kind: int
+    n: int
+    kv_lens: list[int]  # prefix + draft
+    visible: torch.Tensor  # bool [bs, n, n]
+    sm_scale: float = 0.1
+    logit_cap: float = 0.0
+    nsplit: int = 1
+    out: torch.Tensor = field(init=False)
+    workspace: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.out = torch.empty_like(self.q_nope, memory_format=torch.contiguous_format)
+        size = max(1, workspace_floats(self.q_nope.shape[0], self.q_nope.shape[1], self.nsplit))
+        self.workspace = torch.empty(size, dtype=torch.float32, device=self.pool.device)
+        self.poison()
+
+    @property
+    def bs(self) -> int:
+        return len(self.kv_lens)
+
+    def poison(self) -> None:
+        """Fills what the kernel must overwrite, or must not trust, with NaN."""
+        self.out.fill_(float("nan"))
+        self.workspace.fill_(float("nan"))
+
+    def run(self) -> torch.Tensor:
+        """Launches mla_verify; returns `out` [T, H, 512]."""
+        args = (self.q_nope, self.q_pe, self.pool, self.kv_indptr, self.kv_indices, self.qo_indptr, self.out_cache_loc)
+        mask = (self.mask, self.mask_indptr, self.mask_kind)
+        tail = (self.bs, self.n, self.nsplit, self.sm_scale, self.logit_cap, self.out, self.workspace)
+        ops.mla_verify(*args, *mask, *tail)
+        return self.out
+
+    def expected(self) -> torch.Tensor:
+        """The same step by the float64 reference, with the mask taken from `visible`."""
+        packed = reference.pack_mask(self.visible)
+        return reference.mla_verify(
+            self.q_nope, self.q_pe, self.pool, self.kv_indptr, self.kv_indices, self.qo_indptr, self.out_cache_loc,
+            packed, None, abi.MASK_PACKED, self.bs, self.n, self.sm_scale, self.logit_cap,
+        )  # fmt: skip
+
+
+def byte_mask(visible: torch.Tensor, prefixes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """SGLang's FULL form: per request [n, prefix + n], prefix columns visible, flattened and concatenated."""
+    rows = [torch.cat([torch.ones(v.shape[0], p, dtype=torch.bool, device=v.device), v], 1).view(-1)
+            for v, p in zip(visible, prefixes)]  # fmt: skip
+    return torch.cat(rows).to(dtype)
+
+
+def make_case(
+    prefixes: Sequence[int],
+    n: int,
+    heads: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cuda",
+    seed: int = 0,
+    mask_kind: int = abi.MASK_PACKED,
+    mask_dtype: torch.dtype = torch.bool,
+    two_source: bool = False,
+    index_dtype: torch.dtype = torch.int32,
+    qo_dtype: torch.dtype = torch.int32,
+    nsplit: Optional[int] = None,
+    padded: int = 0,
+    extra_tokens: int = 0,
+    contiguous_slots: bool = False,
+    pool: Optional[torch.Tensor] = None,
+    logit_cap: float = 0.0,
+) -> Case:
+    """Draws a verify step for requests with the given prefix lengths and a random tree of `n` nodes each.
+
+    Args:
+        mask_kind: abi.MASK_NONE makes the trees causal chains.
+        two_source: kv_indices holds the prefix only, out_cache_loc the draft slots.
+        padded: further requests of length 0, as a graph bucket has them (unified layout only).
+        extra_tokens: rows of q past the last request.
+        pool: [slots, 1, 576] to read from; else one that just fits is drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    device = torch.device(device)
+    on_device = torch.Generator(device).manual_seed(seed)
+    real, bs = len(prefixes), len(prefixes) + padded
+    kv_lens = [p + n for p in prefixes]
+    total = sum(kv_lens)
+    if pool is None:
+        pool = torch.randn(total + 64, 1, KEY_DIM, generator=on_device, device=device, dtype=torch.float32).to(dtype)
+    order = torch.arange(total) if contiguous_slots else torch.randperm(pool.shape[0], generator=generator)[:total]
+    per_request = list(order.to(device).split(kv_lens))
+    spans = [p if two_source else p + n for p in prefixes] + [0] * padded
+    kept = [s[:p] if two_source else s for s, p in zip(per_request, prefixes)]
+    visible = random_trees(bs, n, generator, device)
+    if mask_kind == abi.MASK_NONE:
+        visible[:] = reference.causal(n, device)
+    mask: Optional[torch.Tensor] = None
+    mask_indptr: Optional[torch.Tensor] = None
+    if mask_kind == abi.MASK_PACKED:
+        mask = reference.pack_mask(visible)
+    elif mask_kind == abi.MASK_FULL:
+        mask = byte_mask(visible[:real], prefixes, mask_dtype)
+        mask_indptr = _indptr([n * k for k in kv_lens] + [0] * padded, torch.int64, device)
+    elif mask_kind == abi.MASK_QLEN:
+        mask = visible.view(-1).to(mask_dtype)
+        mask_indptr = _indptr([n * n] * bs, torch.int64, device)
+    tokens = bs * n + extra_tokens
+
+    def draw(width: int) -> torch.Tensor:  # [T, H, width] with the strides SGLang's absorbed projection leaves
+        return torch.randn(heads, tokens, width, generator=on_device, device=device).to(dtype).transpose(0, 1)
+
+    return Case(
+        q_nope=draw(LATENT),
+        q_pe=draw(ROPE).contiguous(),
+        pool=pool,
+        kv_indptr=_indptr(spans, torch.int32, device),
+        kv_indices=torch.cat(kept).to(index_dtype),
+        qo_indptr=_indptr([n] * bs, qo_dtype, device),
+        out_cache_loc=_draft_slots(per_request, n, tokens) if two_source else None,
+        mask=mask,
+        mask_indptr=mask_indptr,
+        mask_kind=mask_kind,
+        n=n,
+        kv_lens=kv_lens + [0] * padded,
+        visible=visible,
+        sm_scale=KEY_DIM**-0.5,
+        logit_cap=logit_cap,
+        nsplit=choose_nsplit(bs, n, heads, _sm_count(device)) if nsplit is None else nsplit,
+    )
+
+
+def _draft_slots(per_request: Sequence[torch.Tensor], n: int, tokens: int) -> torch.Tensor:
+    slots = torch.cat([s[len(s) - n :] for s in per_request]).to(torch.int64)
+    return torch.nn.functional.pad(slots, (0, tokens - len(slots)))
+
+
+def _indptr(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor([0, *sizes], dtype=dtype).cumsum(0).to(dtype).to(device)
+
+
+def _sm_count(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0

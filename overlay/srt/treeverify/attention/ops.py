@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.ops.treeverify.mla_prep and mla_verify: SGLang's tensors in, kernels of libtreeverify behind.
+
+On CUDA both only launch: no copy, no cast, no allocation, no synchronisation. On the CPU the float64 reference answers,
+so that the patched backends run, and are tested, on machines without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from . import abi, reference
+from .plan import KEY_DIM, LATENT, MAX_Q, MAX_SPLITS, ROPE, workspace_floats
+
+_DTYPES = {torch.bfloat16: 0, torch.float16: 1}
+_INDEX_BYTES = {torch.int32: 4, torch.int64: 8}
+
+
+class PrepArgs(NamedTuple):
+    """Arguments of mla_prep, in order."""
+
+    req_to_token: torch.Tensor  # int32 [rows, context]
+    req_pool_indices: torch.Tensor  # int64 [>= raw_bs]
+    seq_lens: torch.Tensor  # int32 or int64 [>= raw_bs], prefix lengths without drafts
+    custom_mask: Optional[torch.Tensor]  # bool or uint8, flat
+    mask_kind: int  # abi.MASK_NONE (causal), MASK_FULL or MASK_QLEN
+    raw_bs: int  # real requests; raw_bs .. bs are padding and get length 0
+    bs: int
+    n: int  # draft tokens a request
+    kv_indptr: torch.Tensor  # out: int32 [>= bs + 1]
+    kv_indices: torch.Tensor  # out: int32 or int64, prefix and draft slots
+    packed_mask: torch.Tensor  # out: 64-bit words [bs, n, ceil(n / 64)]
+
+
+class VerifyArgs(NamedTuple):
+    """Arguments of mla_verify, in order."""
+
+    q_nope: torch.Tensor  # bf16 or fp16 [T, H, 512], any strides but the last
+    q_pe: torch.Tensor  # [T, H, 64]
+    kv_buffer: torch.Tensor  # [slots, 1, 576]
+    kv_indptr: torch.Tensor  # int32 [>= bs + 1]
+    kv_indices: torch.Tensor  # int32 or int64
+    qo_indptr: torch.Tensor  # int32 or int64 [>= bs + 1]
+    out_cache_loc: Optional[torch.Tensor]  # int64 [T]: draft slots, where kv_indices holds the prefix only
+    mask: Optional[torch.Tensor]  # packed words, or bool / uint8
+    mask_indptr: Optional[torch.Tensor]  # int64 [>= bs]
+    mask_kind: int  # abi.MASK_*
+    bs: int
+    max_q: int  # largest draft width of the batch
+    nsplit: int
+    sm_scale: float
+    logit_cap: float  # 0: none
+    out: torch.Tensor  # out: [T, H, 512], every row is written
+    workspace: torch.Tensor  # scratch: fp32, plan.workspace_floats
+
+
+_lib = torch.library.Library("treeverify", "DEF")
+_lib.define(
+    "mla_prep(Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor? custom_mask, int mask_kind, "
+    "int raw_bs, int bs, int n, Tensor(a!) kv_indptr, Tensor(b!) kv_indices, Tensor(c!) packed_mask) -> ()"
+)
+_lib.define(
+    "mla_verify(Tensor q_nope, Tensor q_pe, Tensor kv_buffer, Tensor kv_indptr, Tensor kv_indices, Tensor qo_indptr, "
+    "Tensor? out_cache_loc, Tensor? mask, Tensor? mask_indptr, int mask_kind, int bs, int max_q, int nsplit, "
+    "float sm_scale, float logit_cap, Tensor(a!) out, Tensor(b!) workspace) -> ()"
+)
+
+
+def _require(ok: bool, what: str) -> None:
+    if not ok:
+        raise ValueError(f"treeverify: {what}")
+
+
+def _index_bytes(name: str, t: torch.Tensor) -> int:
+    _require(t.dtype in _INDEX_BYTES, f"{name} is {t.dtype}, expected int32 or int64")
+    return _INDEX_BYTES[t.dtype]
+
+
+def _check_prep(a: PrepArgs) -> None:
+    _require(0 <= a.raw_bs <= a.bs, f"raw_bs {a.raw_bs} is not within the batch size {a.bs}")
+    _require(1 <= a.n <= MAX_Q, f"draft width {a.n} is not within 1 .. {MAX_Q}")
+    _require(a.req_to_token.dtype == torch.int32, f"req_to_token is {a.req_to_token.dtype}, expected int32")
+    _require(a.req_to_token.stride(-1) == 1, "req_to_token must be contiguous along its rows")
+    _require(a.req_pool_indices.dtype == torch.int64, f"req_pool_indices is {a.req_pool_indices.dtype}, expected int64")
+    _require(a.kv_indptr.dtype == torch.int32, f"kv_indptr is {a.kv_indptr.dtype}, expected int32")
+    _require(a.kv_indptr.numel() > a.bs, f"kv_indptr has {a.kv_indptr.numel()} entries, expected at least {a.bs + 1}")
+    words = a.bs * a.n * -(-a.n // 64)
+    _require(a.packed_mask.element_size() == 8, f"packed_mask is {a.packed_mask.dtype}, expected 64-bit words")
+    _require(
+        a.packed_mask.numel() >= words, f"packed_mask has {a.packed_mask.numel()} words, expected at least {words}"
+    )
+    _require(a.mask_kind in (abi.MASK_NONE, abi.MASK_FULL, abi.MASK_QLEN), f"mask_kind {a.mask_kind} is not 0, 2 or 3")
+    if a.mask_kind != abi.MASK_NONE:
+        _require(a.custom_mask is not None, f"mask_kind {a.mask_kind} needs a custom_mask")
+    if a.custom_mask is not None:
+        _require(a.custom_mask.element_size() == 1, f"custom_mask is {a.custom_mask.dtype}, expected bool or uint8")
+
+
+def _prep_cuda(*args: Any) -> None:
+    a = PrepArgs(*args)
+    if a.bs == 0:
+        return
+    _check_prep(a)
+    params = abi.PrepParams(
+        req_to_token=a.req_to_token.data_ptr(),
+        req_pool_indices=a.req_pool_indices.data_ptr(),
+        seq_lens=a.seq_lens.data_ptr(),
+        custom_mask=_pointer(a.custom_mask),
+        kv_indptr=a.kv_indptr.data_ptr(),
+        kv_indices=a.kv_indices.data_ptr(),
+        packed_mask=a.packed_mask.data_ptr(),
+        row_stride=a.req_to_token.stride(0),
+        mask_numel=a.custom_mask.numel() if a.custom_mask is not None else 0,
+        seq_len_bytes=_index_bytes("seq_lens", a.seq_lens),
+        kv_index_bytes=_index_bytes("kv_indices", a.kv_indices),
+        mask_kind=a.mask_kind,
+        raw_bs=a.raw_bs,
+        bs=a.bs,
+        n=a.n,
+    )
+    _launch("mla_prep", params, a.kv_indptr.device)
+
+
+def _prep_cpu(*args: Any) -> None:
+    a = PrepArgs(*args)
+    _check_prep(a)
+    words, at, mask_at = -(-a.n // 64), 0, 0
+    packed = a.packed_mask.view(torch.int64).view(-1)[: a.bs * a.n * words].view(a.bs, a.n, words)
+    a.kv_indptr[0] = 0
+    for b in range(a.bs):
+        real = b < a.raw_bs
+        length = int(a.seq_lens[b]) + a.n if real else 0
+        if real:
+            a.kv_indices[at : at + length] = a.req_to_token[a.req_pool_indices[b], :length]
+        start, kind = torch.tensor([mask_at]), a.mask_kind if real else abi.MASK_NONE
+        packed[b] = reference.pack_mask(reference.request_mask(0, a.n, length - a.n, kind, a.custom_mask, start, a.n))
+        mask_at += a.n * (length if kind == abi.MASK_FULL else a.n)
+        at += length
+        a.kv_indptr[b + 1] = at
+
+
+def _check_verify(a: VerifyArgs) -> None:
+    tokens, heads = a.q_nope.shape[0], a.q_nope.shape[1]
+    _require(a.q_nope.shape[2] == LATENT, f"q_nope is {tuple(a.q_nope.shape)}, expected [T, H, {LATENT}]")
+    _require(a.q_pe.shape == (tokens, heads, ROPE), f"q_pe is {tuple(a.q_pe.shape)}, expected {(tokens, heads, ROPE)}")
+    _require(a.out.shape == a.q_nope.shape, f"out is {tuple(a.out.shape)}, expected {tuple(a.q_nope.shape)}")
+    _require(a.kv_buffer.shape[-1] == KEY_DIM, f"kv_buffer rows hold {a.kv_buffer.shape[-1]}, expected {KEY_DIM}")
+    _require(1 <= a.max_q <= MAX_Q, f"draft width {a.max_q} is not within 1 .. {MAX_Q}")
+    _require(1 <= a.nsplit <= MAX_SPLITS, f"nsplit {a.nsplit} is not within 1 .. {MAX_SPLITS}")
+    _require(a.kv_indptr.dtype == torch.int32, f"kv_indptr is {a.kv_indptr.dtype}, expected int32")
+    _require(a.kv_indptr.numel() > a.bs, f"kv_indptr has {a.kv_indptr.numel()} entries, expected at least {a.bs + 1}")
+    _require(a.qo_indptr.numel() > a.bs, f"qo_indptr has {a.qo_indptr.numel()} entries, expected at least {a.bs + 1}")
+    needed = workspace_floats(tokens, heads, a.nsplit)
+    _require(a.workspace.dtype == torch.float32, f"workspace is {a.workspace.dtype}, expected float32")
+    _require(a.workspace.numel() >= needed, f"workspace has {a.workspace.numel()} elements, expected at least {needed}")
+    for name, t in (("mask_indptr", a.mask_indptr), ("out_cache_loc", a.out_cache_loc)):
+        _require(t is None or t.dtype == torch.int64, f"{name} must be int64")
+    _require(abi.MASK_NONE <= a.mask_kind <= abi.MASK_QLEN, f"mask_kind {a.mask_kind} is not within 0 .. 3")
+    if a.mask_kind == abi.MASK_NONE:
+        return
+    _require(a.mask_kind != abi.MASK_FULL or a.mask_indptr is not None, "a FULL mask needs mask_indptr")
+    size, entries = (8, a.bs * a.max_q * -(-a.max_q // 64)) if a.mask_kind == abi.MASK_PACKED else (1, 0)
+    _require(
+        a.mask is not None and a.mask.element_size() == size and a.mask.numel() >= entries,
+        f"mask_kind {a.mask_kind} needs a mask of at least {entries} entries of {size} bytes",
+    )
+
+
+def _check_layout(a: VerifyArgs) -> None:
+    dtype = a.q_nope.dtype
+    _require(dtype in _DTYPES, f"q is {dtype}, expected bfloat16 or float16")
+    _require(
+        a.kv_buffer.dtype == a.q_pe.dtype == a.out.dtype == dtype,
+        f"q_pe, kv_buffer and out are {a.q_pe.dtype}, {a.kv_buffer.dtype} and {a.out.dtype}, expected {dtype} as q_nope",
+    )
+    last = (a.q_nope.stride(2), a.q_pe.stride(2), a.kv_buffer.stride(-1), a.out.stride(2))
+    _require(last == (1, 1, 1, 1), f"the last dimension of q_nope, q_pe, kv_buffer, out has strides {last}, expected 1")
+    _require(a.kv_buffer.stride(0) % 8 == 0 and a.kv_buffer.data_ptr() % 16 == 0, "kv rows must be 16-byte aligned")
+    pairs = a.q_nope.stride(0) | a.q_nope.stride(1) | a.q_pe.stride(0) | a.q_pe.stride(1)
+    _require(pairs % 2 == 0 and (a.q_nope.data_ptr() | a.q_pe.data_ptr()) % 4 == 0, "q must be 4-byte aligned")
+    quads = a.out.stride(0) | a.out.stride(1)
+    _require(quads % 4 == 0 and a.out.data_ptr() % 8 == 0, "rows of out must be 8-byte aligned")
+
+
+def _verify_cuda(*args: Any) -> None:
+    a = VerifyArgs(*args)
+    _check_verify(a)
+    _check_layout(a)
+    params = abi.VerifyParams(
+        q_nope=a.q_nope.data_ptr(),
+        q_pe=a.q_pe.data_ptr(),
+        kv=a.kv_buffer.data_ptr(),
+        kv_indptr=a.kv_indptr.data_ptr(),
+        kv_indices=a.kv_indices.data_ptr(),
+        qo_indptr=a.qo_indptr.data_ptr(),
+        out_cache_loc=_pointer(a.out_cache_loc),
+        mask=_pointer(a.mask),
+        mask_indptr=_pointer(a.mask_indptr),
+        out=a.out.data_ptr(),
+        workspace=a.workspace.data_ptr(),
+        q_nope_stride_t=a.q_nope.stride(0),
+        q_nope_stride_h=a.q_nope.stride(1),
+        q_pe_stride_t=a.q_pe.stride(0),
+        q_pe_stride_h=a.q_pe.stride(1),
+        kv_stride=a.kv_buffer.stride(0),
+        out_stride_t=a.out.stride(0),
+        out_stride_h=a.out.stride(1),
+        mask_numel=a.mask.numel() if a.mask is not None else 0,
+        kv_index_bytes=_index_bytes("kv_indices", a.kv_indices),
+        qo_index_bytes=_index_bytes("qo_indptr", a.qo_indptr),
+        dtype=_DTYPES[a.q_nope.dtype],
+        mask_kind=a.mask_kind,
+        mask_words=-(-a.max_q // 64),
+        bs=a.bs,
+        tokens=a.q_nope.shape[0],
+        heads=a.q_nope.shape[1],
+        max_q=a.max_q,
+        nsplit=a.nsplit,
+        stages=abi.STAGES,
+        sm_scale=a.sm_scale,
+        logit_cap=a.logit_cap,
+    )
+    _launch("mla_verify", params, a.q_nope.device)
+
+
+def _verify_cpu(*args: Any) -> None:
+    a = VerifyArgs(*args)
+    _check_verify(a)
+    a.out.copy_(reference.mla_verify(*a[:12], a.sm_scale, a.logit_cap))
+
+
+def _pointer(t: Optional[torch.Tensor]) -> Optional[int]:
+    return None if t is None else t.data_ptr()
+
+
+def _launch(what: str, params: ctypes.Structure, device: torch.device) -> None:
+    entry = getattr(abi.library(), f"tv_{what}")
+    stream = torch.cuda.current_stream(device).cuda_stream
+    if device.index == torch.cuda.current_device():
+        abi.check(entry(ctypes.byref(params), stream), what)
+        return
+    with torch.cuda.device(device):
+        abi.check(entry(ctypes.byref(params), stream), what)
+
+
+def _nothing(*args: Any) -> None:
+    """Fake of both ops: they return nothing and write into buffers of known shape."""
+
+
+for _name, _cuda, _cpu in (("mla_prep", _prep_cuda, _prep_cpu), ("mla_verify", _verify_cuda, _verify_cpu)):
+    _lib.impl(_name, _cuda, "CUDA")
+    _lib.impl(_name, _cpu, "CPU")
+    torch.library.register_fake(f"treeverify::{_name}", _nothing, lib=_lib)
+
+mla_prep = torch.ops.treeverify.mla_prep
+mla_verify = torch.ops.treeverify.mla_verify
