@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compute-sanitizer over small shapes: no access out of bounds, no race on shared memory, no bad synchronisation."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_clean(tool):
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        pytest.skip("compute-sanitizer is not installed (it comes with the CUDA toolkit)")
+    command = [
+        sanitizer,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "9",
+        sys.executable,
+        str(Path(__file__).with_name("small_steps.py")),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "small steps: done" in done.stdout

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mla_verify on the GPU against the float64 reference: odd sizes, every layout, random trees, poisoned buffers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from treeverify.attention import abi, cases, plan, reference
+
+pytestmark = pytest.mark.gpu
+LIMIT = 5e-3
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+def check(case: cases.Case) -> None:
+    case.poison()
+    assert reference.worst_row_error(case.run(), case.expected()) <= LIMIT
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 128, 255, 256])
+@pytest.mark.parametrize("heads", [1, 2, 3, 7, 8, 16, 40, 64, 128])
+def test_widths_and_heads(heads, n):
+    check(cases.make_case([0, 1, 70], n, heads, seed=n * 131 + heads))
+
+
+@pytest.mark.parametrize(
+    "kv", [0, 1, 11, 31, 32, 33, 63, 64, 65, 127, 1000, 1024, 4095, 4097, 8736, 32768, 200_000, 262_144 + 9]
+)
+@pytest.mark.parametrize(("heads", "n"), [(8, 9), (16, 1), (5, 7)])
+def test_context_lengths(kv, heads, n):
+    check(cases.make_case([kv], n, heads, seed=kv))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("qo_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("two_source", [False, True])
+def test_layouts_and_index_widths(two_source, index_dtype, qo_dtype, dtype):
+    check(
+        cases.make_case(
+            [130, 0, 777], 9, 8, dtype=dtype, two_source=two_source, index_dtype=index_dtype, qo_dtype=qo_dtype
+        )
+    )
+
+
+@pytest.mark.parametrize("two_source", [False, True])
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.uint8])
+@pytest.mark.parametrize("kind", [abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN])
+@pytest.mark.parametrize("n", [1, 9, 33, 64, 65, 130])
+def test_mask_forms(n, kind, mask_dtype, two_source):
+    check(cases.make_case([0, 5, 300, 31], n, 4, mask_kind=kind, mask_dtype=mask_dtype, two_source=two_source, seed=n))
+
+
+@pytest.mark.parametrize("nsplit", [1, 2, 3, 7, 66, 132, 255, 256])
+@pytest.mark.parametrize("kv", [0, 40, 2000, 20_000])
+def test_split_counts(nsplit, kv):
+    check(cases.make_case([kv, kv // 3, 5], 9, 8, nsplit=nsplit, seed=nsplit))
+
+
+@pytest.mark.parametrize("nsplit", [1, 8])
+def test_every_row_is_written(nsplit):
+    case = cases.make_case([100, 3], 9, 8, padded=3, extra_tokens=13, nsplit=nsplit)
+    check(case)
+    assert torch.equal(case.out[2 * 9 :], torch.zeros_like(case.out[2 * 9 :]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logit_cap(dtype):
+    check(cases.make_case([500], 9, 8, logit_cap=0.7, dtype=dtype))
+
+
+def test_a_row_that_sees_nothing_is_zero():
+    case = cases.make_case([0], 4, 8, nsplit=4)
+    case.visible[0, 2] = False
+    case.mask = reference.pack_mask(case.visible)
+    check(case)
+    assert not case.out[2].any()
+
+
+def test_large_scores_do_not_overflow():
+    case = cases.make_case([3000], 9, 8)
+    case.q_nope.mul_(30)
+    check(case)
+
+
+@pytest.mark.parametrize("nsplit", [1, 5])
+def test_a_dropped_mask_fails_the_same_check(nsplit):
+    """Negative control: with the mask left out, the comparison that passes everywhere else must fail."""
+    case = cases.make_case([64, 700], 16, 8, nsplit=nsplit)
+    check(case)
+    expected = case.expected()
+    case.mask_kind = abi.MASK_NONE
+    assert reference.worst_row_error(case.run(), expected) > 10 * LIMIT
+
+
+@pytest.mark.parametrize("kind", [abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN])
+@pytest.mark.parametrize("nsplit", [1, 4])
+def test_flipping_one_bit_changes_exactly_its_row(kind, nsplit):
+    n, heads, prefixes = 17, 8, [31, 500]
+    case = cases.make_case(prefixes, n, heads, mask_kind=kind, nsplit=nsplit)
+    before = case.run().clone()
+    assert case.mask is not None
+    for b, i, j in [(0, 5, 2), (1, 16, 16), (1, 0, 9)]:
+        flat = case.mask.view(-1)
+        if kind == abi.MASK_PACKED:
+            flat[b * n + i] ^= 1 << j
+        else:
+            start = int(case.mask_indptr[b]) if case.mask_indptr is not None else 0
+            at = start + (i * (prefixes[b] + n) + prefixes[b] + j if kind == abi.MASK_FULL else i * n + j)
+            flat[at] = ~flat[at]
+        after = case.run().clone()
+        changed = (after != before).flatten(1).any(1).nonzero().flatten().tolist()
+        assert changed == [b * n + i]
+        before = after
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "n", "heads"), [([1024], 9, 8), ([200_000], 9, 8), ([5, 3000, 77, 1], 33, 16), ([300] * 8, 64, 64)]
+)
+def test_replays_and_eager_give_the_same_bits(prefixes, n, heads):
+    case = cases.make_case(prefixes, n, heads)
+    eager = case.run().clone()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        case.run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.run()
+    for _ in range(5):
+        case.poison()
+        graph.replay()
+        assert torch.equal(case.out, eager)
+
+
+def test_neighbours_and_padding_change_no_bit():
+    n, heads, nsplit = 9, 8, 8
+    alone = cases.make_case([777], n, heads, nsplit=nsplit, seed=3)
+    crowd = cases.make_case([777, 5, 12_000], n, heads, nsplit=nsplit, padded=4, extra_tokens=5, seed=4)
+    pool = torch.cat([alone.pool, crowd.pool])
+    crowd.kv_indices += alone.pool.shape[0]
+    crowd.kv_indices[: 777 + n] = alone.kv_indices
+    crowd.pool, crowd.mask[0] = pool, alone.mask[0]
+    crowd.q_nope[:n], crowd.q_pe[:n] = alone.q_nope, alone.q_pe
+    assert torch.equal(alone.run(), crowd.run()[:n])
+
+
+def test_pool_beyond_two_to_the_31_elements():
+    slots = 2**32 // plan.KEY_DIM + 1000  # 8.6 GB in bf16
+    if torch.cuda.mem_get_info()[0] < slots * plan.KEY_DIM * 2 * 1.1:
+        pytest.skip("needs 10 GB of free GPU memory")
+    pool = torch.empty(slots, 1, plan.KEY_DIM, dtype=torch.bfloat16, device="cuda").normal_()
+    case = cases.make_case([3000], 9, 8, pool=pool)
+    assert int(case.kv_indices.max()) * plan.KEY_DIM > 2**31
+    check(case)
+
+
+def test_strides_are_arguments():
+    case = cases.make_case([100, 200], 9, 8)
+    tokens = case.q_nope.shape[0]
+    wide_q = torch.randn(tokens, 8, 600, device="cuda").to(torch.bfloat16)
+    wide_out = torch.full((tokens, 8, 520), float("nan"), dtype=torch.bfloat16, device="cuda")
+    case.q_nope, case.q_pe, case.out = wide_q[..., :512], wide_q[..., 512:576], wide_out[..., :512]
+    check(case)
+    assert wide_out[..., 512:].isnan().all(), "nothing is written outside the rows"
+
+
+@pytest.mark.parametrize("odd", ["q", "out", "kv"])
+def test_misaligned_views_are_refused(odd):
+    case = cases.make_case([100], 3, 2)
+    if odd == "q":
+        case.q_nope = torch.zeros(3, 2, 513, dtype=torch.bfloat16, device="cuda")[..., 1:]
+    elif odd == "out":
+        case.out = torch.zeros(3, 2, 514, dtype=torch.bfloat16, device="cuda")[..., 2:]
+    else:
+        case.pool = torch.zeros(120, 1, 580, dtype=torch.bfloat16, device="cuda")[..., :576]
+    with pytest.raises(ValueError, match="treeverify: .*aligned"):
+        case.run()

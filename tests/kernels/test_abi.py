@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attention/abi.py mirrors kernels/params.h."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from treeverify.attention import abi
+
+
+@pytest.mark.parametrize(("mirror", "name"), [(abi.VerifyParams, "TvVerifyParams"), (abi.PrepParams, "TvPrepParams")])
+def test_struct_layout(host_build, mirror, name):
+    fields = [f[0] for f in mirror._fields_]
+    rows = ", ".join(f"{{offsetof({name}, {f}), sizeof({name}::{f})}}" for f in fields)
+    source = f"""
+    #include <stddef.h>
+    #include "params.h"
+    static const size_t rows[][2] = {{{rows}}};
+    extern "C" size_t total() {{ return sizeof({name}); }}
+    extern "C" size_t at(int i, int what) {{ return rows[i][what]; }}
+    """
+    lib = host_build(name, source)
+    lib.total.restype = lib.at.restype = ctypes.c_size_t
+    for i, field in enumerate(fields):
+        found = getattr(mirror, field)
+        assert (found.offset, found.size) == (lib.at(i, 0), lib.at(i, 1)), field
+    assert ctypes.sizeof(mirror) == lib.total()
+
+
+def test_mask_kinds(host_build):
+    lib = host_build(
+        "kinds",
+        '#include "params.h"\nextern "C" int kind(int i) { const int k[] = {TV_MASK_NONE, TV_MASK_PACKED, TV_MASK_FULL, TV_MASK_QLEN}; return k[i]; }',
+    )
+    assert [lib.kind(i) for i in range(4)] == [abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN]
+
+
+def test_missing_library_names_the_way_out(monkeypatch, tmp_path):
+    monkeypatch.setenv("TREEVERIFY_LIBRARY", str(tmp_path / "none.so"))
+    abi.library.cache_clear()
+    with pytest.raises(RuntimeError, match=r"none\.so.*apply\.py build"):
+        abi.library()
+    abi.library.cache_clear()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops on the CPU: prep against a plain construction, verify against textbook attention, errors, fakes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from treeverify.attention import abi, cases, ops, reference
+
+
+def textbook(case: cases.Case, b: int) -> torch.Tensor:
+    """scaled_dot_product_attention of one request in float64, [n, H, 512]."""
+    q0 = b * case.n
+    q = torch.cat([case.q_nope, case.q_pe], -1)[q0 : q0 + case.n].double().transpose(0, 1)
+    slots = case.kv_indices[case.kv_indptr[b] : case.kv_indptr[b + 1]].long()
+    if case.out_cache_loc is not None:
+        slots = torch.cat([slots, case.out_cache_loc[q0 : q0 + case.n]])
+    key = case.pool.view(-1, 576)[slots].double().expand(q.shape[0], -1, -1)
+    mask = torch.cat([torch.ones(case.n, len(slots) - case.n, dtype=torch.bool), case.visible[b]], 1)
+    out = torch.nn.functional.scaled_dot_product_attention(q, key, key[..., :512], attn_mask=mask, scale=case.sm_scale)
+    return out.transpose(0, 1)
+
+
+@pytest.mark.parametrize("two_source", [False, True])
+@pytest.mark.parametrize("kind", [abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN])
+@pytest.mark.parametrize("n", [1, 7, 65])
+def test_verify_is_textbook_attention(n, kind, two_source):
+    case = cases.make_case([0, 5, 33], n, 3, device="cpu", mask_kind=kind, two_source=two_source, extra_tokens=2)
+    out = case.run()
+    for b in range(case.bs):
+        assert (
+            reference.worst_row_error(out[b * n : (b + 1) * n], textbook(case, b)) < 4e-3
+        )  # bf16 rounding of the output
+    assert torch.equal(out[case.bs * n :], torch.zeros_like(out[case.bs * n :]))
+    assert reference.worst_row_error(case.expected(), out.double()) < 4e-3
+
+
+def test_a_mask_that_leaves_its_tensor_is_causal():
+    whole = cases.make_case([4, 6], 5, 2, device="cpu", mask_kind=abi.MASK_FULL)
+    assert whole.mask is not None
+    short = whole.mask[:-1]
+    before = whole.run().clone()
+    whole.mask = short
+    after = whole.run()
+    assert torch.equal(before[:5], after[:5])
+    whole.visible[1] = reference.causal(5)
+    assert reference.worst_row_error(after, whole.expected()) < 4e-3
+
+
+@pytest.mark.parametrize("kind", [abi.MASK_NONE, abi.MASK_FULL, abi.MASK_QLEN])
+@pytest.mark.parametrize("seq_dtype", [torch.int32, torch.int64])
+def test_prep(kind, seq_dtype):
+    n, real, bs = 6, 3, 5
+    lens, table = [9, 0, 4], torch.randperm(7 * 40).int().view(7, 40)
+    rows = torch.tensor([2, 6, 0, 999, -1])  # padding rows hold stale numbers and must not be followed
+    trees = cases.random_trees(real, n, torch.Generator().manual_seed(1), "cpu")
+    mask = None
+    if kind != abi.MASK_NONE:
+        mask = cases.byte_mask(trees, lens if kind == abi.MASK_FULL else [0] * real, torch.bool)
+    indptr, indices = torch.full((bs + 2,), -7, dtype=torch.int32), torch.full((100,), -7, dtype=torch.int32)
+    packed = torch.full((bs, n, 1), -7)
+    ops.mla_prep(table, rows, torch.tensor(lens, dtype=seq_dtype), mask, kind, real, bs, n, indptr, indices, packed)
+    assert indptr.tolist() == [0, 15, 21, 31, 31, 31, -7]
+    slots = torch.cat([table[rows[b], : lens[b] + n] for b in range(real)])
+    assert torch.equal(indices[:31], slots) and (indices[31:] == -7).all()
+    shown = reference.unpack_mask(packed, n)
+    assert torch.equal(shown[:real], trees if kind != abi.MASK_NONE else reference.causal(n).expand(real, n, n))
+    assert torch.equal(shown[real:], reference.causal(n).expand(bs - real, n, n))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_indptr": torch.zeros(3)}, "kv_indptr is torch.float32, expected int32"),
+        ({"nsplit": 0}, "nsplit 0 is not within"),
+        ({"n": 300}, "draft width 300 is not within"),
+        ({"workspace": torch.zeros(1)}, "workspace has 1 elements, expected at least"),
+        ({"mask": None}, "mask_kind 1 needs a mask"),
+        ({"q_pe": torch.zeros(1)}, "q_pe is"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    case = cases.make_case([4, 4], 3, 2, device="cpu", nsplit=2)
+    for name, value in change.items():
+        setattr(case, name, value)
+    with pytest.raises(ValueError, match=message):
+        case.run()
+
+
+def test_prep_refuses_foreign_dtypes():
+    args = [torch.zeros(2, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
+    out = [torch.zeros(2, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)]
+    ops.mla_prep(*args, None, 0, 1, 1, 4, *out)
+    with pytest.raises(ValueError, match="req_pool_indices is torch.int32, expected int64"):
+        ops.mla_prep(args[0], args[1].int(), args[2], None, 0, 1, 1, 4, *out)
+    with pytest.raises(ValueError, match="mask_kind 2 needs a custom_mask"):
+        ops.mla_prep(*args, None, 2, 1, 1, 4, *out)
+
+
+def test_fakes_trace_without_running():
+    with FakeTensorMode():
+        q, pe, kv = torch.empty(4, 2, 512), torch.empty(4, 2, 64), torch.empty(8, 1, 576)
+        ip, out = torch.empty(2, dtype=torch.int32), torch.empty(4, 2, 512)
+        assert ops.mla_verify(q, pe, kv, ip, ip, ip, None, None, None, 0, 1, 4, 1, 0.1, 0.0, out, out) is None
+
+
+def test_flipping_one_bit_changes_only_its_row():
+    case = cases.make_case([3, 8], 9, 2, device="cpu")
+    before = case.run().clone()
+    assert case.mask is not None
+    case.mask[1, 6, 0] ^= 1 << 2
+    changed = (case.run() != before).flatten(1).any(1).nonzero().flatten().tolist()
+    assert changed == [9 + 6]
+
+
+def test_error_metric_rejects_what_is_not_finite_or_not_zero():
+    ref = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    assert reference.worst_row_error(ref, ref) == 0
+    assert reference.worst_row_error(ref + torch.tensor([[0.0, 0.5], [0.0, 0.0]]), ref) == pytest.approx(0.1)
+    assert reference.worst_row_error(ref + torch.tensor([[0.0, 0.0], [0.0, 0.5]]), ref) == 0.5
+    assert reference.worst_row_error(torch.full_like(ref, float("nan")), ref) == float("inf")
