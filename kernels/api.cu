@@ -8,15 +8,11 @@
 #include "kernel.h"
 #include "params.h"
 
-#define TV_FOR_EACH_ROW_TILE(DO, KIND) DO(KIND, 8) DO(KIND, 16) DO(KIND, 24) DO(KIND, 32) DO(KIND, 40)
-#define TV_FOR_EACH_KIND(DO)        \
-  TV_FOR_EACH_ROW_TILE(DO, bf16_s2) \
-  TV_FOR_EACH_ROW_TILE(DO, fp16_s2) \
-  TV_FOR_EACH_ROW_TILE(DO, bf16_s4) \
-  TV_FOR_EACH_ROW_TILE(DO, fp16_s4)
-#define TV_DECLARE(KIND, ROWS) extern const tv::Kernel tv_verify_##KIND##_r##ROWS##_info;
-#define TV_LIST(KIND, ROWS) &tv_verify_##KIND##_r##ROWS##_info,
-TV_FOR_EACH_KIND(TV_DECLARE)
+#define TV_FOR_EACH_ROW_TILE(DO, TYPE) DO(TYPE, 8) DO(TYPE, 16) DO(TYPE, 24) DO(TYPE, 32) DO(TYPE, 40)
+#define TV_DECLARE(TYPE, ROWS) extern const tv::Kernel tv_verify_##TYPE##_r##ROWS##_info;
+#define TV_LIST(TYPE, ROWS) &tv_verify_##TYPE##_r##ROWS##_info,
+TV_FOR_EACH_ROW_TILE(TV_DECLARE, bf16)
+TV_FOR_EACH_ROW_TILE(TV_DECLARE, fp16)
 extern const tv::Kernel tv_combine_bf16_info, tv_combine_fp16_info, tv_prep_info;
 
 namespace {
@@ -24,10 +20,10 @@ namespace {
 constexpr int kRowTiles = tv::kMaxRowTile / 8;
 constexpr int kMaxDevices = 64;
 
-// Verify kernels last: by depth, dtype and row tile.
+// Verify kernels last, by dtype and row tile.
 const tv::Kernel* const kKernels[] = {&tv_combine_bf16_info, &tv_combine_fp16_info, &tv_prep_info,
-                                      TV_FOR_EACH_KIND(TV_LIST)};
-constexpr int kCombine = 0, kPrep = 2, kVerify = 3, kDeep = 2 * kRowTiles;
+                                      TV_FOR_EACH_ROW_TILE(TV_LIST, bf16) TV_FOR_EACH_ROW_TILE(TV_LIST, fp16)};
+constexpr int kCombine = 0, kPrep = 2, kVerify = 3;
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 
 // More than 48 KB of dynamic shared memory must be asked for, once a kernel and device.
@@ -42,27 +38,16 @@ cudaError_t allow_smem(int index) {
   return err;
 }
 
-// An attribute of the current device, asked for once; 0 where it cannot be had.
-int device_limit(std::atomic<int> (&known)[kMaxDevices], cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return 0;
-  value = known[device].load(std::memory_order_relaxed);
-  if (value == 0 && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) {
-    known[device].store(value, std::memory_order_relaxed);
-  }
-  return value;
-}
-
-// Four KV stages where a block may have that much shared memory, else two.
-bool deep_fits(int index) {
-  static std::atomic<int> smem[kMaxDevices];
-  return kKernels[index + kDeep]->dynamic_smem_bytes <= device_limit(smem, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-}
-
 // Programmatic dependent launch exists from sm_90 on.
 bool has_early_launch() {
-  static std::atomic<int> major[kMaxDevices];
-  return device_limit(major, cudaDevAttrComputeCapabilityMajor) >= 9;
+  static std::atomic<int> majors[kMaxDevices];
+  int device = 0, major = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return false;
+  major = majors[device].load(std::memory_order_relaxed);
+  if (major == 0 && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess) {
+    majors[device].store(major, std::memory_order_relaxed);
+  }
+  return major >= 9;
 }
 
 // `early`: the kernel may start before the one ahead of it in the stream has finished, and waits for it itself.
@@ -98,8 +83,7 @@ extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
   // A single split writes the output itself, and one more z answers for rows that no request covers.
   const dim3 grid(tv::ceil_div(rows, tile), p->nsplit, p->bs + (p->nsplit == 1));
   if (grid.z > 0) {
-    int index = kVerify + p->dtype * kRowTiles + tile / 8 - 1;
-    if (p->stages != 2 && deep_fits(index)) index += kDeep;
+    const int index = kVerify + p->dtype * kRowTiles + tile / 8 - 1;
     if (const cudaError_t err = launch(index, grid, p, stream)) return err;
   }
   if (p->nsplit == 1) return cudaSuccess;

@@ -38,7 +38,6 @@ typedef struct TvVerifyParams {
   int32_t kv_index_bytes, qo_index_bytes;
   int32_t dtype, mask_kind, mask_words;
   int32_t bs, tokens, heads, max_q, nsplit;
-  int32_t stages;             // KV tiles in shared memory: 2 (fits 99 KB), or 0 for as many as the device allows
   float sm_scale, logit_cap;  // logit_cap <= 0: none
 } TvVerifyParams;
 

@@ -4,9 +4,9 @@
 
     python3 scripts/bench_verify.py --out results/verify.json [--shapes 1,8,9,200000 ...] [--peers triton,fa2]
 
-Each number is the median of CUDA-graph replays with the L2 flushed before each. Ceilings (read, copy, matrix product) are
-measured first, in the same process. `triton` is SGLang's extend kernel with the tree mask, `fa2` and `fa3` FlashInfer's MLA
-wrapper on a causal chain, its plan() not counted. Peers that cannot be imported are left out and said so.
+Each number is the median of CUDA-graph replays with the L2 flushed before each. Ceilings (read, copy, matrix product)
+are measured first, in the same process. `triton` is SGLang's extend kernel with the tree mask, `fa2` and `fa3`
+FlashInfer's MLA wrapper on a causal chain, its plan() not counted. The row of a peer that fails says why.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, Optional
 
 import torch
 
@@ -155,10 +155,10 @@ def bench_shape(
     return {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
 
 
-def describe(commit: str) -> dict[str, Optional[str]]:
+def describe(commit: str) -> dict[str, str | None]:
     """The header every results file has."""
 
-    def version(name: str) -> Optional[str]:
+    def version(name: str) -> str | None:
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -167,7 +167,7 @@ def describe(commit: str) -> dict[str, Optional[str]]:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
         "card": torch.cuda.get_device_name(),
-        "driver": subprocess.run(query, capture_output=True, text=True).stdout.strip().splitlines()[0],
+        "driver": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0],
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "sglang": version("sglang"),

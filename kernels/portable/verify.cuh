@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Split-K flash decode of a draft tree on MLA, for every GPU from sm_80 on (mma.sync, ldmatrix, cp.async). Two stages
-// fit the 99 KB of shared memory that a block gets on sm_120, four are used where there is more.
+// Split-K flash decode of a draft tree on MLA, for every GPU from sm_80 on (mma.sync, ldmatrix, cp.async; two KV
+// tiles in flight fit the 99 KB of shared memory that a block gets on sm_120).
 //
 // One block takes kRows query rows (token, head) of one request and one split of its KV, 32 positions a step. K and V
 // are the same tile, loaded once. Query rows are the N side of both products, where the granule is 8 and not 16:
@@ -20,9 +20,9 @@ namespace tv {
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 
-template <int kRows, int kDepth>
+template <int kRows>
 struct Tile {
-  static constexpr int kStages = kDepth;  // KV tiles in shared memory
+  static constexpr int kStages = 2;  // KV tiles in shared memory
   static constexpr int kN8 = kRows / 8;
   static constexpr int kSlices = 4;  // of the key dimension, one a warp
   static constexpr int kSliceSteps = kKeyDim / 16 / kSlices;
@@ -34,7 +34,7 @@ struct Tile {
   static constexpr int kSmemBytes = kStages * kKvBytes + kScoreBytes + kProbBytes + 2 * kRows * 4;
   static_assert(kRows % 8 == 0 && kRows <= kMaxRowTile);
   static_assert(kKeyDim % (16 * kSlices) == 0 && kWarps == 2 * kSlices && kTile == 32);
-  static_assert(kStages > 2 || kSmemBytes <= 99 * 1024, "sm_120, sm_89 and sm_86 give a block 99 KB");
+  static_assert(kSmemBytes <= 99 * 1024, "sm_120, sm_89 and sm_86 give a block 99 KB");
 };
 
 // Byte offset of 16-byte chunk c of row r in a KV stage. Rows are 1152 bytes apart, a multiple of the 128 bytes that
@@ -236,9 +236,9 @@ __device__ __forceinline__ void zero_rows(const TvVerifyParams& p, int first_row
   }
 }
 
-template <typename T, int kRows, int kStages>
+template <typename T, int kRows>
 __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
-  using C = Tile<kRows, kStages>;
+  using C = Tile<kRows>;
   const int b = blockIdx.z, split = blockIdx.y, row0 = blockIdx.x * kRows;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (b == p.bs) {  // launched for a single split only
@@ -269,11 +269,8 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   uint32_t q[C::kSliceSteps][C::kN8][2];
   load_queries<T, C>(p, req, row0, slice, lane, q);  // in flight while the first slots arrive
 
-#pragma unroll
-  for (int s = 0; s + 1 < C::kStages; ++s) {
-    loader.load_tile(stages + s * C::kKvBytes);
-    loader.fetch_slot();
-  }
+  loader.load_tile(stages);
+  loader.fetch_slot();
 
   const Mask mask(p, req, b);
   const Logits logits(p);
@@ -283,10 +280,10 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   int current = 0;
   for (int tile = range.begin; tile < range.end; tile += kTile) {
     const uint32_t stage = stages + current * C::kKvBytes;
-    cp_async_wait<C::kStages - 2>();
+    cp_async_wait<0>();
     __syncthreads();  // the tile is here; the previous one, its scores and its P are no longer read
-    loader.load_tile(stages + (current == 0 ? C::kStages - 1 : current - 1) * C::kKvBytes);
-    current = current + 1 == C::kStages ? 0 : current + 1;
+    current ^= 1;
+    loader.load_tile(stages + current * C::kKvBytes);
 
     slice_scores<T, C>(stage, score, slice, half, lane, q);
     loader.fetch_slot();
@@ -365,10 +362,9 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
 }  // namespace tv
 
 // Defines the kernel and its host-side description for one element type and row tile.
-#define TV_VERIFY_KERNEL(NAME, TYPE, ROWS, STAGES)                                                                \
-  extern "C" __global__ void __launch_bounds__(tv::kThreads, 1) NAME(const __grid_constant__ TvVerifyParams p) {  \
-    tv::verify_block<TYPE, ROWS, STAGES>(p);                                                                      \
-  }                                                                                                               \
-  extern const tv::Kernel NAME##_info;                                                                            \
-  const tv::Kernel NAME##_info = {#NAME, reinterpret_cast<const void*>(NAME), tv::Tile<ROWS, STAGES>::kSmemBytes, \
-                                  tv::kThreads};
+#define TV_VERIFY_KERNEL(NAME, TYPE, ROWS)                                                                       \
+  extern "C" __global__ void __launch_bounds__(tv::kThreads, 1) NAME(const __grid_constant__ TvVerifyParams p) { \
+    tv::verify_block<TYPE, ROWS>(p);                                                                             \
+  }                                                                                                              \
+  extern const tv::Kernel NAME##_info;                                                                           \
+  const tv::Kernel NAME##_info = {#NAME, reinterpret_cast<const void*>(NAME), tv::Tile<ROWS>::kSmemBytes, tv::kThreads};

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "overlay" / "srt"))
 
-from treeverify.attention import abi, cases, ops  # noqa: E402
+from treeverify.attention import abi, cases, ops
 
 
 def main() -> None:

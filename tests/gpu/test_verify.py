@@ -174,5 +174,5 @@ def test_misaligned_views_are_refused(odd):
         case.out = torch.zeros(3, 2, 514, dtype=torch.bfloat16, device="cuda")[..., 2:]
     else:
         case.pool = torch.zeros(120, 1, 580, dtype=torch.bfloat16, device="cuda")[..., :576]
-    with pytest.raises(ValueError, match="treeverify: .*aligned"):
+    with pytest.raises(ValueError, match=r"treeverify: .*aligned"):
         case.run()

@@ -29,10 +29,9 @@ def test_struct_layout(host_build, mirror, name):
 
 
 def test_mask_kinds(host_build):
-    lib = host_build(
-        "kinds",
-        '#include "params.h"\nextern "C" int kind(int i) { const int k[] = {TV_MASK_NONE, TV_MASK_PACKED, TV_MASK_FULL, TV_MASK_QLEN}; return k[i]; }',
-    )
+    names = "TV_MASK_NONE, TV_MASK_PACKED, TV_MASK_FULL, TV_MASK_QLEN"
+    source = f'#include "params.h"\nextern "C" int kind(int i) {{ const int k[] = {{{names}}}; return k[i]; }}'
+    lib = host_build("kinds", source)
     assert [lib.kind(i) for i in range(4)] == [abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN]
 
 

@@ -76,7 +76,7 @@ def test_splits_partition_the_kv(index, kv, nsplit):
         if begin >= end:
             continue
         assert begin == at and active == s, "splits that are not empty come first, in order, without a gap"
-        assert begin % tile == 0 and (end == kv or (end - begin) % tile == 0 and end - begin >= min_chunk)
+        assert begin % tile == 0 and (end == kv or ((end - begin) % tile == 0 and end - begin >= min_chunk))
         at, active = end, active + 1
     assert at == kv
     assert active == index.active_splits(kv, nsplit)
@@ -113,7 +113,7 @@ def test_byte_mask_addresses(index, data, n, full):
     trees = cases.random_trees(len(prefixes), n, torch.Generator().manual_seed(n), "cpu")
     mask = cases.byte_mask(trees, prefixes if full else [0] * len(prefixes), torch.uint8)
     start = 0
-    for tree, prefix in zip(trees, prefixes):
+    for tree, prefix in zip(trees, prefixes, strict=False):
         out = ints(3, ctypes.c_int64)
         index.byte_mask(full, start, prefix, n, mask.numel(), out)
         base, stride, fits = out

@@ -92,7 +92,7 @@ def test_prep_refuses_foreign_dtypes():
     args = [torch.zeros(2, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
     out = [torch.zeros(2, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)]
     ops.mla_prep(*args, None, 0, 1, 1, 4, *out)
-    with pytest.raises(ValueError, match="req_pool_indices is torch.int32, expected int64"):
+    with pytest.raises(ValueError, match=r"req_pool_indices is torch\.int32, expected int64"):
         ops.mla_prep(args[0], args[1].int(), args[2], None, 0, 1, 1, 4, *out)
     with pytest.raises(ValueError, match="mask_kind 2 needs a custom_mask"):
         ops.mla_prep(*args, None, 2, 1, 1, 4, *out)

@@ -10,9 +10,6 @@ from pathlib import Path
 
 MASK_NONE, MASK_PACKED, MASK_FULL, MASK_QLEN = range(4)
 
-STAGES = int(os.environ.get("TREEVERIFY_STAGES", "0"))
-"""KV tiles the verify kernel keeps in shared memory: 2 forces what fits 99 KB, 0 takes what the device allows."""
-
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -25,7 +22,7 @@ class VerifyParams(ctypes.Structure):
         *((name, _I64) for name in ("q_nope_stride_t", "q_nope_stride_h", "q_pe_stride_t", "q_pe_stride_h")),
         *((name, _I64) for name in ("kv_stride", "out_stride_t", "out_stride_h", "mask_numel")),
         *((name, _I32) for name in ("kv_index_bytes", "qo_index_bytes", "dtype", "mask_kind", "mask_words")),
-        *((name, _I32) for name in ("bs", "tokens", "heads", "max_q", "nsplit", "stages")),
+        *((name, _I32) for name in ("bs", "tokens", "heads", "max_q", "nsplit")),
         *((name, _F32) for name in ("sm_scale", "logit_cap")),
     ]
 

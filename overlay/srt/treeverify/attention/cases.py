@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Optional, Sequence
 
 import torch
 
@@ -33,9 +33,9 @@ class Case:
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor
     qo_indptr: torch.Tensor
-    out_cache_loc: Optional[torch.Tensor]
-    mask: Optional[torch.Tensor]
-    mask_indptr: Optional[torch.Tensor]
+    out_cache_loc: torch.Tensor | None
+    mask: torch.Tensor | None
+    mask_indptr: torch.Tensor | None
     mask_kind: int
     n: int
     kv_lens: list[int]  # prefix + draft
@@ -81,7 +81,7 @@ class Case:
 def byte_mask(visible: torch.Tensor, prefixes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """SGLang's FULL form: per request [n, prefix + n], prefix columns visible, flattened and concatenated."""
     rows = [torch.cat([torch.ones(v.shape[0], p, dtype=torch.bool, device=v.device), v], 1).view(-1)
-            for v, p in zip(visible, prefixes)]  # fmt: skip
+            for v, p in zip(visible, prefixes, strict=False)]  # fmt: skip
     return torch.cat(rows).to(dtype)
 
 
@@ -98,11 +98,11 @@ def make_case(
     two_source: bool = False,
     index_dtype: torch.dtype = torch.int32,
     qo_dtype: torch.dtype = torch.int32,
-    nsplit: Optional[int] = None,
+    nsplit: int | None = None,
     padded: int = 0,
     extra_tokens: int = 0,
     contiguous_slots: bool = False,
-    pool: Optional[torch.Tensor] = None,
+    pool: torch.Tensor | None = None,
     logit_cap: float = 0.0,
 ) -> Case:
     """Draws a verify step for requests with the given prefix lengths and a random tree of `n` nodes each.
@@ -125,12 +125,12 @@ def make_case(
     order = torch.arange(total) if contiguous_slots else torch.randperm(pool.shape[0], generator=generator)[:total]
     per_request = list(order.to(device).split(kv_lens))
     spans = [p if two_source else p + n for p in prefixes] + [0] * padded
-    kept = [s[:p] if two_source else s for s, p in zip(per_request, prefixes)]
+    kept = [s[:p] if two_source else s for s, p in zip(per_request, prefixes, strict=False)]
     visible = random_trees(bs, n, generator, device)
     if mask_kind == abi.MASK_NONE:
         visible[:] = reference.causal(n, device)
-    mask: Optional[torch.Tensor] = None
-    mask_indptr: Optional[torch.Tensor] = None
+    mask: torch.Tensor | None = None
+    mask_indptr: torch.Tensor | None = None
     if mask_kind == abi.MASK_PACKED:
         mask = reference.pack_mask(visible)
     elif mask_kind == abi.MASK_FULL:

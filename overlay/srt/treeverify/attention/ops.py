@@ -8,7 +8,7 @@ so that the patched backends run, and are tested, on machines without a GPU.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,7 +25,7 @@ class PrepArgs(NamedTuple):
     req_to_token: torch.Tensor  # int32 [rows, context]
     req_pool_indices: torch.Tensor  # int64 [>= raw_bs]
     seq_lens: torch.Tensor  # int32 or int64 [>= raw_bs], prefix lengths without drafts
-    custom_mask: Optional[torch.Tensor]  # bool or uint8, flat
+    custom_mask: torch.Tensor | None  # bool or uint8, flat
     mask_kind: int  # abi.MASK_NONE (causal), MASK_FULL or MASK_QLEN
     raw_bs: int  # real requests; raw_bs .. bs are padding and get length 0
     bs: int
@@ -44,9 +44,9 @@ class VerifyArgs(NamedTuple):
     kv_indptr: torch.Tensor  # int32 [>= bs + 1]
     kv_indices: torch.Tensor  # int32 or int64
     qo_indptr: torch.Tensor  # int32 or int64 [>= bs + 1]
-    out_cache_loc: Optional[torch.Tensor]  # int64 [T]: draft slots, where kv_indices holds the prefix only
-    mask: Optional[torch.Tensor]  # packed words, or bool / uint8
-    mask_indptr: Optional[torch.Tensor]  # int64 [>= bs]
+    out_cache_loc: torch.Tensor | None  # int64 [T]: draft slots, where kv_indices holds the prefix only
+    mask: torch.Tensor | None  # packed words, or bool / uint8
+    mask_indptr: torch.Tensor | None  # int64 [>= bs]
     mask_kind: int  # abi.MASK_*
     bs: int
     max_q: int  # largest draft width of the batch
@@ -162,7 +162,8 @@ def _check_verify(a: VerifyArgs) -> None:
     if a.mask_kind == abi.MASK_NONE:
         return
     _require(a.mask_kind != abi.MASK_FULL or a.mask_indptr is not None, "a FULL mask needs mask_indptr")
-    size, entries = (8, a.bs * a.max_q * -(-a.max_q // 64)) if a.mask_kind == abi.MASK_PACKED else (1, 0)
+    packed = a.mask_kind == abi.MASK_PACKED
+    size, entries = (8, a.bs * a.max_q * -(-a.max_q // 64)) if packed else (1, 0)
     _require(
         a.mask is not None and a.mask.element_size() == size and a.mask.numel() >= entries,
         f"mask_kind {a.mask_kind} needs a mask of at least {entries} entries of {size} bytes",
@@ -219,7 +220,6 @@ def _verify_cuda(*args: Any) -> None:
         heads=a.q_nope.shape[1],
         max_q=a.max_q,
         nsplit=a.nsplit,
-        stages=abi.STAGES,
         sm_scale=a.sm_scale,
         logit_cap=a.logit_cap,
     )
@@ -232,7 +232,7 @@ def _verify_cpu(*args: Any) -> None:
     a.out.copy_(reference.mla_verify(*a[:12], a.sm_scale, a.logit_cap))
 
 
-def _pointer(t: Optional[torch.Tensor]) -> Optional[int]:
+def _pointer(t: torch.Tensor | None) -> int | None:
     return None if t is None else t.data_ptr()
 
 

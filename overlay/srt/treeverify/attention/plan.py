@@ -17,10 +17,14 @@ MAX_Q = 256
 """Widest draft, in tokens a request, that the kernels and buffers are sized and tested for."""
 
 
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
 def row_tile(rows: int) -> int:
     """Query rows (token, head) one block handles for a request with `rows` of them; a multiple of 8."""
-    blocks = -(-rows // MAX_ROW_TILE)
-    return -(--(-rows // blocks) // 8) * 8 if blocks else 8
+    blocks = _ceil_div(rows, MAX_ROW_TILE)
+    return _ceil_div(_ceil_div(rows, blocks), 8) * 8
 
 
 def choose_nsplit(bs: int, n: int, heads: int, sm_count: int = 0) -> int:
@@ -33,7 +37,7 @@ def choose_nsplit(bs: int, n: int, heads: int, sm_count: int = 0) -> int:
         sm_count: multiprocessors of the GPU, 0 where unknown.
     """
     rows = n * heads
-    blocks = max(1, bs) * -(-rows // row_tile(rows))
+    blocks = max(1, bs) * _ceil_div(rows, row_tile(rows))
     return max(1, min(MAX_SPLITS, (sm_count or DEFAULT_SM_COUNT) // blocks))
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 
 from .abi import MASK_FULL, MASK_NONE, MASK_PACKED
@@ -36,8 +34,8 @@ def request_mask(
     n: int,
     prefix: int,
     kind: int,
-    mask: Optional[torch.Tensor],
-    mask_indptr: Optional[torch.Tensor],
+    mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
     max_q: int,
 ) -> torch.Tensor:
     """bool [n, n] of request b from any of the forms mla_verify takes; causal where the range leaves the tensor."""
@@ -61,9 +59,9 @@ def mla_verify(
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
     qo_indptr: torch.Tensor,
-    out_cache_loc: Optional[torch.Tensor],
-    mask: Optional[torch.Tensor],
-    mask_indptr: Optional[torch.Tensor],
+    out_cache_loc: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
     mask_kind: int,
     bs: int,
     max_q: int,

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "portable/verify.cuh"
-
-TV_VERIFY_KERNEL(tv_verify_bf16_s2_r8, __nv_bfloat16, 8, 2)

@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "portable/verify.cuh"
-
-TV_VERIFY_KERNEL(tv_verify_bf16_s4_r16, __nv_bfloat16, 16, 4)

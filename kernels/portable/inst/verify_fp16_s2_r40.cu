@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "portable/verify.cuh"
-
-TV_VERIFY_KERNEL(tv_verify_fp16_s2_r40, __half, 40, 2)

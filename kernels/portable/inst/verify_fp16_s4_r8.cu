@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "portable/verify.cuh"
-
-TV_VERIFY_KERNEL(tv_verify_fp16_s4_r8, __half, 8, 4)
