@@ -47,7 +47,7 @@ def test_matches_the_cpu(lens, n, padded, kind, seq_dtype, index_dtype):
 
 @pytest.mark.parametrize("raw_bs", [1, 3, 4])
 def test_prep_and_replay_never_synchronise(raw_bs):
-    """Prep outside, verify inside a graph, new lengths and masks each step, under sync debug mode; same bits as eager."""
+    """Prep outside, verify inside a graph, new lengths and masks each step, sync debug mode on; same bits as eager."""
     bs, n, heads, context = 4, 12, 8, 4000
     gen = torch.Generator().manual_seed(raw_bs)
     pool = torch.randn(bs * (context + n), 1, KEY_DIM, device="cuda").to(torch.bfloat16)

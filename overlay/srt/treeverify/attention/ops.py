@@ -175,7 +175,7 @@ def _check_layout(a: VerifyArgs) -> None:
     _require(dtype in _DTYPES, f"q is {dtype}, expected bfloat16 or float16")
     _require(
         a.kv_buffer.dtype == a.q_pe.dtype == a.out.dtype == dtype,
-        f"q_pe, kv_buffer and out are {a.q_pe.dtype}, {a.kv_buffer.dtype} and {a.out.dtype}, expected {dtype} as q_nope",
+        f"q_pe, kv_buffer, out are {a.q_pe.dtype}, {a.kv_buffer.dtype}, {a.out.dtype}, expected {dtype} as q_nope is",
     )
     last = (a.q_nope.stride(2), a.q_pe.stride(2), a.kv_buffer.stride(-1), a.out.stride(2))
     _require(last == (1, 1, 1, 1), f"the last dimension of q_nope, q_pe, kv_buffer, out has strides {last}, expected 1")
