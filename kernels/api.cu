@@ -38,16 +38,17 @@ cudaError_t allow_smem(int index) {
   return err;
 }
 
-// Programmatic dependent launch exists from sm_90 on.
-bool has_early_launch() {
-  static std::atomic<int> majors[kMaxDevices];
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return false;
-  major = majors[device].load(std::memory_order_relaxed);
-  if (major == 0 && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess) {
-    majors[device].store(major, std::memory_order_relaxed);
+// Programmatic dependent launch: only for code that was compiled with the wait inside (device.cuh).
+bool has_early_launch(int index) {
+  static std::atomic<int> compiled_for[kKernelCount];
+  int version = compiled_for[index].load(std::memory_order_relaxed);
+  if (version == 0) {
+    cudaFuncAttributes attributes = {};
+    if (cudaFuncGetAttributes(&attributes, kKernels[index]->function) != cudaSuccess) return false;
+    version = attributes.ptxVersion;
+    compiled_for[index].store(version, std::memory_order_relaxed);
   }
-  return major >= 9;
+  return version >= 90;
 }
 
 // `early`: the kernel may start before the one ahead of it in the stream has finished, and waits for it itself.
@@ -87,7 +88,7 @@ extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
     if (const cudaError_t err = launch(index, grid, p, stream)) return err;
   }
   if (p->nsplit == 1) return cudaSuccess;
-  return launch(kCombine + p->dtype, dim3(rows, p->bs + 1), p, stream, has_early_launch());
+  return launch(kCombine + p->dtype, dim3(rows, p->bs + 1), p, stream, has_early_launch(kCombine + p->dtype));
 }
 
 extern "C" int tv_mla_prep(const TvPrepParams* p, void* stream) {

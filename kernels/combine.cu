@@ -79,8 +79,7 @@ __device__ __forceinline__ void combine_block(const TvVerifyParams& p) {
   const int b = blockIdx.y;
   if (b == p.bs) {
     wait_for_primary();
-    const int covered = int(load_index(p.qo_indptr, p.qo_index_bytes, p.bs)) * p.heads;
-    for (int row = covered + blockIdx.x; row < p.tokens * p.heads; row += gridDim.x) {
+    for (int row = covered_rows(p) + blockIdx.x; row < p.tokens * p.heads; row += gridDim.x) {
       combine_row<T>(p, row, 0);
       __syncthreads();
     }
@@ -88,7 +87,7 @@ __device__ __forceinline__ void combine_block(const TvVerifyParams& p) {
   }
   const Request req(p, b);
   wait_for_primary();
-  if (int(blockIdx.x) >= req.n * p.heads) return;
+  if (int(blockIdx.x) >= req.rows) return;
   combine_row<T>(p, int64_t(req.first_token) * p.heads + blockIdx.x, active_splits(req.len.kv, p.nsplit));
 }
 

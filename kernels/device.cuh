@@ -30,6 +30,7 @@ __device__ __forceinline__ void wait_for_primary() {
 struct Request {
   int first_token;  // row of its first draft token in q
   int n;            // draft tokens
+  int rows;         // query rows: n * heads, as far as q has them
   int64_t kv_begin;
   Lengths len;
 
@@ -39,9 +40,15 @@ struct Request {
     kv_begin = p.kv_indptr[b];
     first_token = int(q0);
     n = int(q1 - q0);
+    rows = max(min(int(q1), p.tokens) - first_token, 0) * p.heads;
     len = request_lengths(p.kv_indptr[b + 1] - int(kv_begin), n, p.out_cache_loc == nullptr);
   }
 };
+
+// Query rows from here on belong to no request.
+__device__ __forceinline__ int covered_rows(const TvVerifyParams& p) {
+  return min(int(load_index(p.qo_indptr, p.qo_index_bytes, p.bs)), p.tokens) * p.heads;
+}
 
 // The mask of one request; kind NONE is causal.
 struct Mask {
@@ -74,7 +81,8 @@ struct Mask {
   }
 };
 
-// Partial results: [rows, nsplit, 512] outputs, then [rows, nsplit] base-2 log-sum-exps, rows = tokens * heads.
+// Partial results: [rows, nsplit, 512] outputs, then [rows, nsplit] base-2 log-sum-exps, for the rows that requests can
+// cover. Rows past them get zeros and need no partials.
 struct Workspace {
   float* out;
   float* lse;
@@ -83,7 +91,7 @@ struct Workspace {
   __device__ __forceinline__ explicit Workspace(const TvVerifyParams& p) {
     nsplit = p.nsplit;
     out = p.workspace;
-    lse = out + int64_t(p.tokens) * p.heads * nsplit * kLatent;
+    lse = out + int64_t(min(p.tokens, p.bs * p.max_q)) * p.heads * nsplit * kLatent;
   }
   __device__ __forceinline__ float* partial(int64_t row, int split) const {
     return out + (row * nsplit + split) * kLatent;

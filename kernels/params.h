@@ -4,7 +4,8 @@
 // overlay/srt/treeverify/attention/abi.py mirrors these structs field by field; tests/kernels/test_abi.py compares
 // the two through a host build of this header. All strides count elements; the last dimension of q, kv and out is
 // contiguous. "Unified" layout: kv_indices holds prefix and draft slots of a request. "Two-source" layout: kv_indices
-// holds the prefix only and out_cache_loc the draft slots.
+// holds the prefix only and out_cache_loc the draft slots. qo_indptr starts at 0 and no request is wider than max_q. A
+// padding request has no KV in the unified layout, and no draft tokens (equal qo_indptr entries) in the two-source one.
 #pragma once
 
 #include <stdint.h>
@@ -29,7 +30,8 @@ typedef struct TvVerifyParams {
   const void* mask;              // see TvMaskKind
   const int64_t* mask_indptr;    // [bs + 1] or null
   void* out;                     // [tokens, heads, 512]
-  float* workspace;              // [tokens * heads, nsplit, 512] partial outputs, then [tokens * heads, nsplit] lse
+  float* workspace;  // [rows, nsplit, 512] partial outputs, then [rows, nsplit] lse; rows = min(tokens, bs * max_q) *
+                     // heads
   int64_t q_nope_stride_t, q_nope_stride_h;
   int64_t q_pe_stride_t, q_pe_stride_h;
   int64_t kv_stride;
@@ -50,6 +52,7 @@ typedef struct TvPrepParams {
   void* kv_indices;                 // unified layout, int32 or int64
   uint64_t* packed_mask;            // [bs, n, ceil(n / 64)]
   int64_t row_stride;
+  int64_t kv_capacity;  // entries behind kv_indices; nothing is written past them
   int64_t mask_numel;
   int32_t seq_len_bytes, kv_index_bytes, mask_kind;
   int32_t raw_bs, bs, n;  // requests raw_bs .. bs are padding: length 0

@@ -12,7 +12,8 @@ namespace tv {
 constexpr int kPrepThreads = 256;
 
 __device__ __forceinline__ int kv_len(const TvPrepParams& p, int b) {
-  return b < p.raw_bs ? int(load_index(p.seq_lens, p.seq_len_bytes, b)) + p.n : 0;
+  // A row of req_to_token holds no more than row_stride slots.
+  return b < p.raw_bs ? int(min(load_index(p.seq_lens, p.seq_len_bytes, b) + p.n, p.row_stride)) : 0;
 }
 
 // Sum of the lengths of requests 0 .. b - 1, the same in every thread.
@@ -36,6 +37,7 @@ template <typename Index>
 __device__ __forceinline__ void copy_slots(const TvPrepParams& p, int b, int64_t start, int len) {
   const int32_t* src = p.req_to_token + p.req_pool_indices[b] * p.row_stride;
   Index* dst = static_cast<Index*>(p.kv_indices) + start;
+  len = int(min(int64_t(len), p.kv_capacity - start));
   for (int i = blockIdx.x * kPrepThreads + threadIdx.x; i < len; i += gridDim.x * kPrepThreads) dst[i] = src[i];
 }
 

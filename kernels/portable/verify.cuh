@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_queries(const TvVerifyParams& p, const Requ
     const int row = row0 + 8 * j + (lane >> 2);
     const int64_t token = req.first_token + row / p.heads;
     const int64_t head = row % p.heads;
-    const bool valid = row < req.n * p.heads;
+    const bool valid = row < req.rows;
     const T* nope = q_nope + token * p.q_nope_stride_t + head * p.q_nope_stride_h;
     const T* pe = q_pe + token * p.q_pe_stride_t + head * p.q_pe_stride_h - kLatent;
 #pragma unroll
@@ -242,14 +242,13 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   const int b = blockIdx.z, split = blockIdx.y, row0 = blockIdx.x * kRows;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (b == p.bs) {  // launched for a single split only
-    const int covered = int(load_index(p.qo_indptr, p.qo_index_bytes, p.bs)) * p.heads;
-    for (int row = covered + row0; row < p.tokens * p.heads; row += gridDim.x * kRows) {
+    for (int row = covered_rows(p) + row0; row < p.tokens * p.heads; row += gridDim.x * kRows) {
       zero_rows<T>(p, row, min(kRows, p.tokens * p.heads - row));
     }
     return;
   }
   const Request req(p, b);
-  const int rows = min(req.n * p.heads - row0, kRows);
+  const int rows = min(req.rows - row0, kRows);
   if (rows <= 0) return;
   const Range range = split_range(req.len.kv, p.nsplit, split);
   if (range.begin >= range.end) {

@@ -41,7 +41,7 @@ def test_matches_the_cpu(lens, n, padded, kind, seq_dtype, index_dtype):
         ]
         ops.mla_prep(*moved, kind, real, bs, n, *out)
         results.append([t.cpu() for t in out])
-    for cpu, cuda in zip(*results, strict=False):
+    for cpu, cuda in zip(*results, strict=True):
         assert torch.equal(cpu, cuda)
 
 
@@ -117,3 +117,17 @@ def test_prep_and_replay_never_synchronise(raw_bs):
         )
         assert reference.worst_row_error(replayed, expected) <= 5e-3
         assert not replayed[raw_bs * n :].any()
+
+
+@pytest.mark.parametrize("capacity", [0, 11, 25, 200])
+def test_writes_stay_inside_rows_and_buffers(capacity):
+    """Lengths beyond a row of req_to_token are cut there, and nothing is written past kv_indices."""
+    n, width = 4, 10
+    table = torch.arange(30, dtype=torch.int32, device="cuda").view(3, width)
+    memory = torch.full((300,), -7, dtype=torch.int32, device="cuda")
+    indptr, _, packed = buffers(3, n, 0, torch.int32, "cuda")
+    rows, lens = torch.tensor([2, 0, 1], device="cuda"), torch.tensor([9, 3, 1000], device="cuda")
+    ops.mla_prep(table, rows, lens, None, abi.MASK_NONE, 3, 3, n, indptr, memory[:capacity], packed)
+    assert indptr[:4].tolist() == [0, 10, 17, 27]
+    expected = torch.cat([table[2], table[0, :7], table[1]])[:capacity]
+    assert torch.equal(memory[: len(expected)], expected) and (memory[len(expected) :] == -7).all()

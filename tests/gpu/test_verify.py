@@ -64,6 +64,28 @@ def test_every_row_is_written(nsplit):
     assert torch.equal(case.out[2 * 9 :], torch.zeros_like(case.out[2 * 9 :]))
 
 
+@pytest.mark.parametrize("nsplit", [1, 8])
+@pytest.mark.parametrize("widths", [[9, 9, 9], [3, 0, 9], [0, 0, 1], [0, 0, 0]])
+def test_draft_widths_may_differ(widths, nsplit):
+    n, prefixes = 9, [100, 0, 333]
+    case = cases.make_case(prefixes, n, 8, nsplit=nsplit)
+    spans = [p + w for p, w in zip(prefixes, widths, strict=True)]
+    case.qo_indptr = torch.tensor([0, *widths], device="cuda").cumsum(0)
+    case.kv_indptr = torch.tensor([0, *spans], device="cuda").cumsum(0).int()
+    check(case)
+    assert not case.out[sum(widths) :].any()
+
+
+@pytest.mark.parametrize("nsplit", [1, 8])
+def test_more_draft_rows_than_tokens_write_nothing_behind_out(nsplit):
+    case = cases.make_case([100, 50], 9, 8, nsplit=nsplit)
+    whole = torch.full((18, 8, 512), float("nan"), dtype=torch.bfloat16, device="cuda")
+    expected = case.expected()
+    case.q_nope, case.q_pe, case.out = case.q_nope[:12], case.q_pe[:12], whole[:12]
+    assert reference.worst_row_error(case.run(), expected[:12]) <= LIMIT
+    assert whole[12:].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logit_cap(dtype):
     check(cases.make_case([500], 9, 8, logit_cap=0.7, dtype=dtype))

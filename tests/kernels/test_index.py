@@ -113,7 +113,7 @@ def test_byte_mask_addresses(index, data, n, full):
     trees = cases.random_trees(len(prefixes), n, torch.Generator().manual_seed(n), "cpu")
     mask = cases.byte_mask(trees, prefixes if full else [0] * len(prefixes), torch.uint8)
     start = 0
-    for tree, prefix in zip(trees, prefixes, strict=False):
+    for tree, prefix in zip(trees, prefixes, strict=True):
         out = ints(3, ctypes.c_int64)
         index.byte_mask(full, start, prefix, n, mask.numel(), out)
         base, stride, fits = out

@@ -33,7 +33,7 @@ class PrepParams(ctypes.Structure):
     _fields_ = [
         *((name, _P) for name in ("req_to_token", "req_pool_indices", "seq_lens", "custom_mask")),
         *((name, _P) for name in ("kv_indptr", "kv_indices", "packed_mask")),
-        *((name, _I64) for name in ("row_stride", "mask_numel")),
+        *((name, _I64) for name in ("row_stride", "kv_capacity", "mask_numel")),
         *((name, _I32) for name in ("seq_len_bytes", "kv_index_bytes", "mask_kind", "raw_bs", "bs", "n")),
     ]
 

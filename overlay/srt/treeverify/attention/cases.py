@@ -48,7 +48,8 @@ class Case:
 
     def __post_init__(self) -> None:
         self.out = torch.empty_like(self.q_nope, memory_format=torch.contiguous_format)
-        size = max(1, workspace_floats(self.q_nope.shape[0], self.q_nope.shape[1], self.nsplit))
+        tokens = min(self.q_nope.shape[0], self.bs * self.n)
+        size = max(1, workspace_floats(tokens, self.q_nope.shape[1], self.nsplit))
         self.workspace = torch.empty(size, dtype=torch.float32, device=self.pool.device)
         self.poison()
 
@@ -81,7 +82,7 @@ class Case:
 def byte_mask(visible: torch.Tensor, prefixes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """SGLang's FULL form: per request [n, prefix + n], prefix columns visible, flattened and concatenated."""
     rows = [torch.cat([torch.ones(v.shape[0], p, dtype=torch.bool, device=v.device), v], 1).view(-1)
-            for v, p in zip(visible, prefixes, strict=False)]  # fmt: skip
+            for v, p in zip(visible, prefixes, strict=True)]  # fmt: skip
     return torch.cat(rows).to(dtype)
 
 
@@ -120,12 +121,14 @@ def make_case(
     real, bs = len(prefixes), len(prefixes) + padded
     kv_lens = [p + n for p in prefixes]
     total = sum(kv_lens)
+    slots = total + 64 if pool is None else pool.shape[0]
+    order = torch.arange(slots) if contiguous_slots else torch.randperm(slots, generator=generator)
     if pool is None:
-        pool = torch.randn(total + 64, 1, KEY_DIM, generator=on_device, device=device, dtype=torch.float32).to(dtype)
-    order = torch.arange(total) if contiguous_slots else torch.randperm(pool.shape[0], generator=generator)[:total]
-    per_request = list(order.to(device).split(kv_lens))
+        pool = torch.randn(slots, 1, KEY_DIM, generator=on_device, device=device, dtype=torch.float32).to(dtype)
+        pool[order[total:].to(device)] = float("nan")  # nobody's slots: reading one shows
+    per_request = list(order[:total].to(device).split(kv_lens))
     spans = [p if two_source else p + n for p in prefixes] + [0] * padded
-    kept = [s[:p] if two_source else s for s, p in zip(per_request, prefixes, strict=False)]
+    kept = [s[:p] if two_source else s for s, p in zip(per_request, prefixes, strict=True)]
     visible = random_trees(bs, n, generator, device)
     if mask_kind == abi.MASK_NONE:
         visible[:] = reference.causal(n, device)

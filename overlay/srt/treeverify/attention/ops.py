@@ -24,7 +24,7 @@ class PrepArgs(NamedTuple):
 
     req_to_token: torch.Tensor  # int32 [rows, context]
     req_pool_indices: torch.Tensor  # int64 [>= raw_bs]
-    seq_lens: torch.Tensor  # int32 or int64 [>= raw_bs], prefix lengths without drafts
+    seq_lens: torch.Tensor  # int32 or int64 [>= raw_bs], prefix lengths without drafts; cut at the row's width
     custom_mask: torch.Tensor | None  # bool or uint8, flat
     mask_kind: int  # abi.MASK_NONE (causal), MASK_FULL or MASK_QLEN
     raw_bs: int  # real requests; raw_bs .. bs are padding and get length 0
@@ -54,7 +54,7 @@ class VerifyArgs(NamedTuple):
     sm_scale: float
     logit_cap: float  # 0: none
     out: torch.Tensor  # out: [T, H, 512], every row is written
-    workspace: torch.Tensor  # scratch: fp32, plan.workspace_floats
+    workspace: torch.Tensor  # scratch: fp32, plan.workspace_floats(min(T, bs * max_q), H, nsplit)
 
 
 _lib = torch.library.Library("treeverify", "DEF")
@@ -74,6 +74,15 @@ def _require(ok: bool, what: str) -> None:
         raise ValueError(f"treeverify: {what}")
 
 
+def _require_dense(**tensors: torch.Tensor | None) -> None:
+    """The kernels walk these by bare pointers: contiguous, and all on one device."""
+    given = {name: t for name, t in tensors.items() if t is not None}
+    device = next(iter(given.values())).device
+    for name, t in given.items():
+        _require(t.is_contiguous(), f"{name} has strides {t.stride()}, expected contiguous")
+        _require(t.device == device, f"{name} is on {t.device}, expected {device}")
+
+
 def _index_bytes(name: str, t: torch.Tensor) -> int:
     _require(t.dtype in _INDEX_BYTES, f"{name} is {t.dtype}, expected int32 or int64")
     return _INDEX_BYTES[t.dtype]
@@ -84,6 +93,16 @@ def _check_prep(a: PrepArgs) -> None:
     _require(1 <= a.n <= MAX_Q, f"draft width {a.n} is not within 1 .. {MAX_Q}")
     _require(a.req_to_token.dtype == torch.int32, f"req_to_token is {a.req_to_token.dtype}, expected int32")
     _require(a.req_to_token.stride(-1) == 1, "req_to_token must be contiguous along its rows")
+    _require_dense(
+        req_pool_indices=a.req_pool_indices,
+        seq_lens=a.seq_lens,
+        custom_mask=a.custom_mask,
+        kv_indptr=a.kv_indptr,
+        kv_indices=a.kv_indices,
+        packed_mask=a.packed_mask,
+    )
+    for name, t in (("req_pool_indices", a.req_pool_indices), ("seq_lens", a.seq_lens)):
+        _require(t.numel() >= a.raw_bs, f"{name} has {t.numel()} entries, expected at least {a.raw_bs}")
     _require(a.req_pool_indices.dtype == torch.int64, f"req_pool_indices is {a.req_pool_indices.dtype}, expected int64")
     _require(a.kv_indptr.dtype == torch.int32, f"kv_indptr is {a.kv_indptr.dtype}, expected int32")
     _require(a.kv_indptr.numel() > a.bs, f"kv_indptr has {a.kv_indptr.numel()} entries, expected at least {a.bs + 1}")
@@ -113,6 +132,7 @@ def _prep_cuda(*args: Any) -> None:
         kv_indices=a.kv_indices.data_ptr(),
         packed_mask=a.packed_mask.data_ptr(),
         row_stride=a.req_to_token.stride(0),
+        kv_capacity=a.kv_indices.numel(),
         mask_numel=a.custom_mask.numel() if a.custom_mask is not None else 0,
         seq_len_bytes=_index_bytes("seq_lens", a.seq_lens),
         kv_index_bytes=_index_bytes("kv_indices", a.kv_indices),
@@ -132,7 +152,7 @@ def _prep_cpu(*args: Any) -> None:
     a.kv_indptr[0] = 0
     for b in range(a.bs):
         real = b < a.raw_bs
-        length = int(a.seq_lens[b]) + a.n if real else 0
+        length = min(int(a.seq_lens[b]) + a.n, a.req_to_token.shape[1]) if real else 0
         if real:
             a.kv_indices[at : at + length] = a.req_to_token[a.req_pool_indices[b], :length]
         start, kind = torch.tensor([mask_at]), a.mask_kind if real else abi.MASK_NONE
@@ -153,11 +173,21 @@ def _check_verify(a: VerifyArgs) -> None:
     _require(a.kv_indptr.dtype == torch.int32, f"kv_indptr is {a.kv_indptr.dtype}, expected int32")
     _require(a.kv_indptr.numel() > a.bs, f"kv_indptr has {a.kv_indptr.numel()} entries, expected at least {a.bs + 1}")
     _require(a.qo_indptr.numel() > a.bs, f"qo_indptr has {a.qo_indptr.numel()} entries, expected at least {a.bs + 1}")
-    needed = workspace_floats(tokens, heads, a.nsplit)
+    needed = workspace_floats(min(tokens, a.bs * a.max_q), heads, a.nsplit)
     _require(a.workspace.dtype == torch.float32, f"workspace is {a.workspace.dtype}, expected float32")
     _require(a.workspace.numel() >= needed, f"workspace has {a.workspace.numel()} elements, expected at least {needed}")
-    for name, t in (("mask_indptr", a.mask_indptr), ("out_cache_loc", a.out_cache_loc)):
+    for name, t, entries in (("mask_indptr", a.mask_indptr, a.bs), ("out_cache_loc", a.out_cache_loc, tokens)):
         _require(t is None or t.dtype == torch.int64, f"{name} must be int64")
+        _require(t is None or t.numel() >= entries, f"{name} must have at least {entries} entries")
+    _require_dense(
+        kv_indptr=a.kv_indptr,
+        kv_indices=a.kv_indices,
+        qo_indptr=a.qo_indptr,
+        out_cache_loc=a.out_cache_loc,
+        mask=a.mask,
+        mask_indptr=a.mask_indptr,
+        workspace=a.workspace,
+    )
     _require(abi.MASK_NONE <= a.mask_kind <= abi.MASK_QLEN, f"mask_kind {a.mask_kind} is not within 0 .. 3")
     if a.mask_kind == abi.MASK_NONE:
         return
