@@ -8,6 +8,7 @@ so that the patched backends run, and are tested, on machines without a GPU.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -69,60 +70,79 @@ _lib.define(
 )
 
 
-def _require(ok: bool, what: str) -> None:
-    if not ok:
-        raise ValueError(f"treeverify: {what}")
+def _check(problems: Iterator[str]) -> None:
+    """Raises ValueError with the first problem. Generators: a message is only made where something is wrong."""
+    for problem in problems:
+        raise ValueError(f"treeverify: {problem}")
 
 
-def _require_dense(**tensors: torch.Tensor | None) -> None:
+def _not_dense(**tensors: torch.Tensor | None) -> Iterator[str]:
     """The kernels walk these by bare pointers: contiguous, and all on one device."""
-    given = {name: t for name, t in tensors.items() if t is not None}
-    device = next(iter(given.values())).device
-    for name, t in given.items():
-        _require(t.is_contiguous(), f"{name} has strides {t.stride()}, expected contiguous")
-        _require(t.device == device, f"{name} is on {t.device}, expected {device}")
+    device = None
+    for name, t in tensors.items():
+        if t is None:
+            continue
+        device = device or t.device
+        if not t.is_contiguous():
+            yield f"{name} has strides {t.stride()}, expected contiguous"
+        if t.device != device:
+            yield f"{name} is on {t.device}, expected {device}"
 
 
-def _index_bytes(name: str, t: torch.Tensor) -> int:
-    _require(t.dtype in _INDEX_BYTES, f"{name} is {t.dtype}, expected int32 or int64")
-    return _INDEX_BYTES[t.dtype]
+def _not_index(**tensors: torch.Tensor) -> Iterator[str]:
+    for name, t in tensors.items():
+        if t.dtype not in _INDEX_BYTES:
+            yield f"{name} is {t.dtype}, expected int32 or int64"
 
 
-def _check_prep(a: PrepArgs) -> None:
-    _require(0 <= a.raw_bs <= a.bs, f"raw_bs {a.raw_bs} is not within the batch size {a.bs}")
-    _require(1 <= a.n <= MAX_Q, f"draft width {a.n} is not within 1 .. {MAX_Q}")
-    _require(a.req_to_token.dtype == torch.int32, f"req_to_token is {a.req_to_token.dtype}, expected int32")
-    _require(a.req_to_token.stride(-1) == 1, "req_to_token must be contiguous along its rows")
-    _require_dense(
-        req_pool_indices=a.req_pool_indices,
-        seq_lens=a.seq_lens,
-        custom_mask=a.custom_mask,
+def _too_short(entries: int, **tensors: torch.Tensor | None) -> Iterator[str]:
+    for name, t in tensors.items():
+        if t is not None and t.numel() < entries:
+            yield f"{name} has {t.numel()} entries, expected at least {entries}"
+
+
+def _not_typed(dtype: torch.dtype, **tensors: torch.Tensor | None) -> Iterator[str]:
+    for name, t in tensors.items():
+        if t is not None and t.dtype != dtype:
+            yield f"{name} is {t.dtype}, expected {dtype}"
+
+
+def _prep_problems(a: PrepArgs) -> Iterator[str]:
+    if not 0 <= a.raw_bs <= a.bs:
+        yield f"raw_bs {a.raw_bs} is not within the batch size {a.bs}"
+    if not 1 <= a.n <= MAX_Q:
+        yield f"draft width {a.n} is not within 1 .. {MAX_Q}"
+    yield from _not_typed(torch.int32, req_to_token=a.req_to_token, kv_indptr=a.kv_indptr)
+    yield from _not_typed(torch.int64, req_pool_indices=a.req_pool_indices)
+    yield from _not_index(seq_lens=a.seq_lens, kv_indices=a.kv_indices)
+    if a.req_to_token.stride(-1) != 1:
+        yield "req_to_token must be contiguous along its rows"
+    yield from _not_dense(
         kv_indptr=a.kv_indptr,
         kv_indices=a.kv_indices,
         packed_mask=a.packed_mask,
+        req_pool_indices=a.req_pool_indices,
+        seq_lens=a.seq_lens,
+        custom_mask=a.custom_mask,
     )
-    for name, t in (("req_pool_indices", a.req_pool_indices), ("seq_lens", a.seq_lens)):
-        _require(t.numel() >= a.raw_bs, f"{name} has {t.numel()} entries, expected at least {a.raw_bs}")
-    _require(a.req_pool_indices.dtype == torch.int64, f"req_pool_indices is {a.req_pool_indices.dtype}, expected int64")
-    _require(a.kv_indptr.dtype == torch.int32, f"kv_indptr is {a.kv_indptr.dtype}, expected int32")
-    _require(a.kv_indptr.numel() > a.bs, f"kv_indptr has {a.kv_indptr.numel()} entries, expected at least {a.bs + 1}")
-    words = a.bs * a.n * -(-a.n // 64)
-    _require(a.packed_mask.element_size() == 8, f"packed_mask is {a.packed_mask.dtype}, expected 64-bit words")
-    _require(
-        a.packed_mask.numel() >= words, f"packed_mask has {a.packed_mask.numel()} words, expected at least {words}"
-    )
-    _require(a.mask_kind in (abi.MASK_NONE, abi.MASK_FULL, abi.MASK_QLEN), f"mask_kind {a.mask_kind} is not 0, 2 or 3")
-    if a.mask_kind != abi.MASK_NONE:
-        _require(a.custom_mask is not None, f"mask_kind {a.mask_kind} needs a custom_mask")
-    if a.custom_mask is not None:
-        _require(a.custom_mask.element_size() == 1, f"custom_mask is {a.custom_mask.dtype}, expected bool or uint8")
+    yield from _too_short(a.raw_bs, req_pool_indices=a.req_pool_indices, seq_lens=a.seq_lens)
+    yield from _too_short(a.bs + 1, kv_indptr=a.kv_indptr)
+    yield from _too_short(a.bs * a.n * -(-a.n // 64), packed_mask=a.packed_mask)
+    if a.packed_mask.element_size() != 8:
+        yield f"packed_mask is {a.packed_mask.dtype}, expected 64-bit words"
+    if a.mask_kind not in (abi.MASK_NONE, abi.MASK_FULL, abi.MASK_QLEN):
+        yield f"mask_kind {a.mask_kind} is not 0, 2 or 3"
+    if a.mask_kind != abi.MASK_NONE and a.custom_mask is None:
+        yield f"mask_kind {a.mask_kind} needs a custom_mask"
+    if a.custom_mask is not None and a.custom_mask.element_size() != 1:
+        yield f"custom_mask is {a.custom_mask.dtype}, expected bool or uint8"
 
 
 def _prep_cuda(*args: Any) -> None:
     a = PrepArgs(*args)
     if a.bs == 0:
         return
-    _check_prep(a)
+    _check(_prep_problems(a))
     params = abi.PrepParams(
         req_to_token=a.req_to_token.data_ptr(),
         req_pool_indices=a.req_pool_indices.data_ptr(),
@@ -134,8 +154,8 @@ def _prep_cuda(*args: Any) -> None:
         row_stride=a.req_to_token.stride(0),
         kv_capacity=a.kv_indices.numel(),
         mask_numel=a.custom_mask.numel() if a.custom_mask is not None else 0,
-        seq_len_bytes=_index_bytes("seq_lens", a.seq_lens),
-        kv_index_bytes=_index_bytes("kv_indices", a.kv_indices),
+        seq_len_bytes=_INDEX_BYTES[a.seq_lens.dtype],
+        kv_index_bytes=_INDEX_BYTES[a.kv_indices.dtype],
         mask_kind=a.mask_kind,
         raw_bs=a.raw_bs,
         bs=a.bs,
@@ -146,7 +166,7 @@ def _prep_cuda(*args: Any) -> None:
 
 def _prep_cpu(*args: Any) -> None:
     a = PrepArgs(*args)
-    _check_prep(a)
+    _check(_prep_problems(a))
     words, at, mask_at = -(-a.n // 64), 0, 0
     packed = a.packed_mask.view(torch.int64).view(-1)[: a.bs * a.n * words].view(a.bs, a.n, words)
     a.kv_indptr[0] = 0
@@ -162,24 +182,25 @@ def _prep_cpu(*args: Any) -> None:
         a.kv_indptr[b + 1] = at
 
 
-def _check_verify(a: VerifyArgs) -> None:
+def _verify_problems(a: VerifyArgs) -> Iterator[str]:
     tokens, heads = a.q_nope.shape[0], a.q_nope.shape[1]
-    _require(a.q_nope.shape[2] == LATENT, f"q_nope is {tuple(a.q_nope.shape)}, expected [T, H, {LATENT}]")
-    _require(a.q_pe.shape == (tokens, heads, ROPE), f"q_pe is {tuple(a.q_pe.shape)}, expected {(tokens, heads, ROPE)}")
-    _require(a.out.shape == a.q_nope.shape, f"out is {tuple(a.out.shape)}, expected {tuple(a.q_nope.shape)}")
-    _require(a.kv_buffer.shape[-1] == KEY_DIM, f"kv_buffer rows hold {a.kv_buffer.shape[-1]}, expected {KEY_DIM}")
-    _require(1 <= a.max_q <= MAX_Q, f"draft width {a.max_q} is not within 1 .. {MAX_Q}")
-    _require(1 <= a.nsplit <= MAX_SPLITS, f"nsplit {a.nsplit} is not within 1 .. {MAX_SPLITS}")
-    _require(a.kv_indptr.dtype == torch.int32, f"kv_indptr is {a.kv_indptr.dtype}, expected int32")
-    _require(a.kv_indptr.numel() > a.bs, f"kv_indptr has {a.kv_indptr.numel()} entries, expected at least {a.bs + 1}")
-    _require(a.qo_indptr.numel() > a.bs, f"qo_indptr has {a.qo_indptr.numel()} entries, expected at least {a.bs + 1}")
-    needed = workspace_floats(min(tokens, a.bs * a.max_q), heads, a.nsplit)
-    _require(a.workspace.dtype == torch.float32, f"workspace is {a.workspace.dtype}, expected float32")
-    _require(a.workspace.numel() >= needed, f"workspace has {a.workspace.numel()} elements, expected at least {needed}")
-    for name, t, entries in (("mask_indptr", a.mask_indptr, a.bs), ("out_cache_loc", a.out_cache_loc, tokens)):
-        _require(t is None or t.dtype == torch.int64, f"{name} must be int64")
-        _require(t is None or t.numel() >= entries, f"{name} must have at least {entries} entries")
-    _require_dense(
+    if a.q_nope.shape[2] != LATENT:
+        yield f"q_nope is {tuple(a.q_nope.shape)}, expected [T, H, {LATENT}]"
+    if a.q_pe.shape != (tokens, heads, ROPE):
+        yield f"q_pe is {tuple(a.q_pe.shape)}, expected {(tokens, heads, ROPE)}"
+    if a.out.shape != a.q_nope.shape:
+        yield f"out is {tuple(a.out.shape)}, expected {tuple(a.q_nope.shape)}"
+    if a.kv_buffer.shape[-1] != KEY_DIM:
+        yield f"kv_buffer rows hold {a.kv_buffer.shape[-1]}, expected {KEY_DIM}"
+    if not 1 <= a.max_q <= MAX_Q:
+        yield f"draft width {a.max_q} is not within 1 .. {MAX_Q}"
+    if not 1 <= a.nsplit <= MAX_SPLITS:
+        yield f"nsplit {a.nsplit} is not within 1 .. {MAX_SPLITS}"
+    yield from _not_typed(torch.int32, kv_indptr=a.kv_indptr)
+    yield from _not_typed(torch.int64, mask_indptr=a.mask_indptr, out_cache_loc=a.out_cache_loc)
+    yield from _not_typed(torch.float32, workspace=a.workspace)
+    yield from _not_index(kv_indices=a.kv_indices, qo_indptr=a.qo_indptr)
+    yield from _not_dense(
         kv_indptr=a.kv_indptr,
         kv_indices=a.kv_indices,
         qo_indptr=a.qo_indptr,
@@ -188,38 +209,52 @@ def _check_verify(a: VerifyArgs) -> None:
         mask_indptr=a.mask_indptr,
         workspace=a.workspace,
     )
-    _require(abi.MASK_NONE <= a.mask_kind <= abi.MASK_QLEN, f"mask_kind {a.mask_kind} is not within 0 .. 3")
+    yield from _too_short(a.bs + 1, kv_indptr=a.kv_indptr, qo_indptr=a.qo_indptr)
+    yield from _too_short(a.bs, mask_indptr=a.mask_indptr)
+    yield from _too_short(tokens, out_cache_loc=a.out_cache_loc)
+    yield from _too_short(workspace_floats(min(tokens, a.bs * a.max_q), heads, a.nsplit), workspace=a.workspace)
+    yield from _mask_problems(a)
+
+
+def _mask_problems(a: VerifyArgs) -> Iterator[str]:
+    if not abi.MASK_NONE <= a.mask_kind <= abi.MASK_QLEN:
+        yield f"mask_kind {a.mask_kind} is not within 0 .. 3"
     if a.mask_kind == abi.MASK_NONE:
         return
-    _require(a.mask_kind != abi.MASK_FULL or a.mask_indptr is not None, "a FULL mask needs mask_indptr")
+    if a.mask is None:
+        yield f"mask_kind {a.mask_kind} needs a mask"
+        return
     packed = a.mask_kind == abi.MASK_PACKED
-    size, entries = (8, a.bs * a.max_q * -(-a.max_q // 64)) if packed else (1, 0)
-    _require(
-        a.mask is not None and a.mask.element_size() == size and a.mask.numel() >= entries,
-        f"mask_kind {a.mask_kind} needs a mask of at least {entries} entries of {size} bytes",
-    )
+    if a.mask.element_size() != (8 if packed else 1):
+        yield f"mask is {a.mask.dtype}, expected {'64-bit words' if packed else 'bool or uint8'} for kind {a.mask_kind}"
+    if packed:
+        yield from _too_short(a.bs * a.max_q * -(-a.max_q // 64), mask=a.mask)
+    if a.mask_kind == abi.MASK_FULL and a.mask_indptr is None:
+        yield "a FULL mask needs mask_indptr"
 
 
-def _check_layout(a: VerifyArgs) -> None:
+def _layout_problems(a: VerifyArgs) -> Iterator[str]:
+    """What only the kernels ask for."""
     dtype = a.q_nope.dtype
-    _require(dtype in _DTYPES, f"q is {dtype}, expected bfloat16 or float16")
-    _require(
-        a.kv_buffer.dtype == a.q_pe.dtype == a.out.dtype == dtype,
-        f"q_pe, kv_buffer, out are {a.q_pe.dtype}, {a.kv_buffer.dtype}, {a.out.dtype}, expected {dtype} as q_nope is",
-    )
+    if dtype not in _DTYPES:
+        yield f"q is {dtype}, expected bfloat16 or float16"
+    yield from _not_typed(dtype, q_pe=a.q_pe, kv_buffer=a.kv_buffer, out=a.out)
     last = (a.q_nope.stride(2), a.q_pe.stride(2), a.kv_buffer.stride(-1), a.out.stride(2))
-    _require(last == (1, 1, 1, 1), f"the last dimension of q_nope, q_pe, kv_buffer, out has strides {last}, expected 1")
-    _require(a.kv_buffer.stride(0) % 8 == 0 and a.kv_buffer.data_ptr() % 16 == 0, "kv rows must be 16-byte aligned")
+    if last != (1, 1, 1, 1):
+        yield f"the last dimension of q_nope, q_pe, kv_buffer, out has strides {last}, expected 1"
+    if a.kv_buffer.stride(0) % 8 or a.kv_buffer.data_ptr() % 16:
+        yield "rows of kv_buffer must be 16-byte aligned"
     pairs = a.q_nope.stride(0) | a.q_nope.stride(1) | a.q_pe.stride(0) | a.q_pe.stride(1)
-    _require(pairs % 2 == 0 and (a.q_nope.data_ptr() | a.q_pe.data_ptr()) % 4 == 0, "q must be 4-byte aligned")
-    quads = a.out.stride(0) | a.out.stride(1)
-    _require(quads % 4 == 0 and a.out.data_ptr() % 8 == 0, "rows of out must be 8-byte aligned")
+    if pairs % 2 or (a.q_nope.data_ptr() | a.q_pe.data_ptr()) % 4:
+        yield "q must be 4-byte aligned"
+    if (a.out.stride(0) | a.out.stride(1)) % 4 or a.out.data_ptr() % 8:
+        yield "rows of out must be 8-byte aligned"
 
 
 def _verify_cuda(*args: Any) -> None:
     a = VerifyArgs(*args)
-    _check_verify(a)
-    _check_layout(a)
+    _check(_verify_problems(a))
+    _check(_layout_problems(a))
     params = abi.VerifyParams(
         q_nope=a.q_nope.data_ptr(),
         q_pe=a.q_pe.data_ptr(),
@@ -240,8 +275,8 @@ def _verify_cuda(*args: Any) -> None:
         out_stride_t=a.out.stride(0),
         out_stride_h=a.out.stride(1),
         mask_numel=a.mask.numel() if a.mask is not None else 0,
-        kv_index_bytes=_index_bytes("kv_indices", a.kv_indices),
-        qo_index_bytes=_index_bytes("qo_indptr", a.qo_indptr),
+        kv_index_bytes=_INDEX_BYTES[a.kv_indices.dtype],
+        qo_index_bytes=_INDEX_BYTES[a.qo_indptr.dtype],
         dtype=_DTYPES[a.q_nope.dtype],
         mask_kind=a.mask_kind,
         mask_words=-(-a.max_q // 64),
@@ -258,7 +293,7 @@ def _verify_cuda(*args: Any) -> None:
 
 def _verify_cpu(*args: Any) -> None:
     a = VerifyArgs(*args)
-    _check_verify(a)
+    _check(_verify_problems(a))
     a.out.copy_(reference.mla_verify(*a[:12], a.sm_scale, a.logit_cap))
 
 

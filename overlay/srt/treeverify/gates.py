@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where treeverify serves TARGET_VERIFY, and what start-up refuses rather than compute it with a wrong mask."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from .attention import abi, ops
+from .attention.plan import LATENT, MAX_Q, ROPE
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+DISABLE = "TREEVERIFY_DISABLE"
+"""Set to 1: SGLang behaves as if it had no patches; a tree's mask is dropped again, which is logged."""
+
+DROP_MASK = "TREEVERIFY_DROP_MASK_FOR_TEST"
+"""Set to 1: our kernels verify every tree causally. Only for negative controls: outputs are wrong."""
+
+MAX_HEADS = 128
+
+CHAINS = frozenset({"DFLASH", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE"})
+"""Algorithms that draft a chain at topk 1. Any other one, a plugin's too, is taken to draft trees."""
+
+
+class TreeRefused(ValueError):
+    """A draft tree was configured where nothing here can verify it by its mask."""
+
+
+class Obstacle(NamedTuple):
+    """Why treeverify does not serve, and what the user can do about it."""
+
+    why: str
+    way_out: str
+
+
+def switched_on(name: str) -> bool:
+    """Whether the environment variable `name` is set to something other than 0, false or nothing."""
+    return os.environ.get(name, "").lower() not in ("", "0", "false")
+
+
+def drafts_trees(server_args: ServerArgs) -> bool:
+    """Whether the configured algorithm can draft more than one child per token."""
+    return server_args.speculative_algorithm not in CHAINS or (server_args.speculative_eagle_topk or 1) > 1
+
+
+def verifying_backend(server_args: ServerArgs) -> str:
+    """Name of the attention backend that runs TARGET_VERIFY, as HybridAttnBackend chooses it."""
+    prefill, decode = server_args.get_attention_backends()
+    return decode if server_args.speculative_attention_mode == "decode" else prefill
+
+
+def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -> bool:
+    """Whether treeverify takes over TARGET_VERIFY of this runner's `backend_name` backend.
+
+    Raises:
+        TreeRefused: trees are configured, this backend verifies them, and it cannot honour their mask.
+    """
+    server_args = model_runner.server_args
+    if server_args.speculative_algorithm is None or model_runner.is_draft_worker:
+        return False
+    if verifying_backend(server_args) != backend_name:
+        return False
+    trees = drafts_trees(server_args)
+    if switched_on(DISABLE):
+        _log_once(logging.WARNING if trees else logging.INFO, _disabled_note(backend_name, trees))
+        return False
+    found = obstacle(model_runner, backend_name, device, trees)
+    if found is None:
+        _log_once(logging.INFO, f"treeverify: TARGET_VERIFY of {backend_name} (MLA) runs on treeverify's kernels.")
+        if switched_on(DROP_MASK):
+            _log_once(logging.ERROR, f"treeverify: {DROP_MASK} is set: tree masks are DROPPED, outputs are WRONG.")
+        return True
+    if trees:
+        raise TreeRefused(
+            f"treeverify: a draft tree ({server_args.speculative_algorithm}) cannot be verified by its mask on the "
+            f"{backend_name} MLA backend: {found.why}. {found.way_out}, or draft a chain (topk 1)."
+        )
+    if backend_name == "flashinfer":
+        _log_once(logging.INFO, f"treeverify: TARGET_VERIFY stays on SGLang's own {backend_name} kernels: {found.why}.")
+    return False
+
+
+def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device, trees: bool) -> Obstacle | None:
+    """The first thing that keeps treeverify from serving, None where it serves."""
+    args, config = model_runner.server_args, model_runner.model_config
+    shape = (config.kv_lora_rank, config.qk_rope_head_dim)
+    width = args.speculative_num_draft_tokens
+    if backend_name != "flashinfer":
+        return Obstacle("it verifies causally", "Pass --attention-backend flashinfer (or triton)")
+    if args.enable_two_batch_overlap or args.enable_pdmux:
+        flag = "--enable-two-batch-overlap" if args.enable_two_batch_overlap else "--enable-pdmux"
+        return Obstacle(f"{flag} splits a verify batch over streams", f"Drop {flag}")
+    if trees and args.page_size != 1:
+        return Obstacle(
+            f"page size {args.page_size}: accepting a path moves KV inside pages, which this release's MLA pool cannot",
+            "Pass --page-size 1",
+        )
+    if shape != (LATENT, ROPE):
+        return Obstacle(f"the kernels are built for latent {LATENT} and rope {ROPE}, the model has {shape}", _TRITON)
+    if width is not None and width > MAX_Q:
+        return Obstacle(
+            f"{width} draft tokens are more than {MAX_Q}", f"Lower --speculative-num-draft-tokens to {MAX_Q}"
+        )
+    if (
+        model_runner.kv_cache_dtype not in (torch.bfloat16, torch.float16)
+        or model_runner.kv_cache_dtype != model_runner.dtype
+    ):
+        return Obstacle(
+            f"the KV pool is {model_runner.kv_cache_dtype} and the model {model_runner.dtype}, the kernels read "
+            "bfloat16 or float16, the same for both",
+            "Pass --kv-cache-dtype auto with --dtype bfloat16",
+        )
+    return _kernel_obstacle(device, model_runner.dtype)
+
+
+_TRITON = "Pass --attention-backend triton"
+
+
+@functools.cache
+def _kernel_obstacle(device: torch.device, dtype: torch.dtype) -> Obstacle | None:
+    """Launches both kernels once on the smallest batch there is."""
+    if device.type != "cuda":
+        return None
+    try:
+        smoke(device, dtype)
+    except (RuntimeError, OSError) as e:
+        major, minor = torch.cuda.get_device_capability(device)
+        return Obstacle(
+            f"the kernels do not run here: {e}", f"Run `apply.py build --arch {major}{minor}`, then `apply.py doctor`"
+        )
+    return None
+
+
+def smoke(device: torch.device, dtype: torch.dtype) -> None:
+    """One request, one token, one head through mla_prep and mla_verify.
+
+    Raises:
+        RuntimeError: the library is missing, does not load, or holds no code for this device.
+    """
+    ints = functools.partial(torch.zeros, dtype=torch.int32, device=device)
+    table, kv_indptr, kv_indices, mask = ints(1, 2), ints(2), ints(2), torch.zeros(1, dtype=torch.int64, device=device)
+    first, prefix = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, dtype=torch.int32, device=device)
+    ops.mla_prep(table, first, prefix, None, abi.MASK_NONE, 1, 1, 1, kv_indptr, kv_indices, mask)
+    q = torch.zeros(1, 1, LATENT + ROPE, dtype=dtype, device=device)
+    out = torch.empty(1, 1, LATENT, dtype=dtype, device=device)
+    ops.mla_verify(
+        q[..., :LATENT], q[..., LATENT:], q, kv_indptr, kv_indices, torch.arange(2, dtype=torch.int32, device=device),
+        None, mask, None, abi.MASK_PACKED, 1, 1, 1, 1.0, 0.0, out, torch.empty(0, dtype=torch.float32, device=device),
+    )  # fmt: skip
+
+
+def _disabled_note(backend_name: str, trees: bool) -> str:
+    note = f"treeverify: {DISABLE} is set, TARGET_VERIFY stays on SGLang's own {backend_name} kernels."
+    return f"{note} They DROP the mask of a draft tree: outputs are WRONG." if trees else note
+
+
+@functools.cache
+def _log_once(level: int, message: str) -> None:
+    logger.log(level, message)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the kernels on this machine's GPU against the float64 reference, then times a few shapes.
+
+    python -m sglang.srt.treeverify.selftest [--json] [--buckets 1,8,9 8,8,64 ...] [--no-bench]
+
+A bucket is batch size, heads of a rank, draft tokens a request: what a captured graph has fixed. Each is run in every
+index layout, mask form and dtype, eager and replayed from a graph with other data. Exit 0 where all agree, 1 where one
+does not, 2 where there is no GPU. Owners of cards nobody has measured: please send the --json output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from .attention import abi, cases, ops, reference
+from .attention.plan import KEY_DIM
+
+TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
+"""Worst row's relative L2 error."""
+
+BUCKETS = ["1,8,9", "1,16,64", "2,8,65", "4,128,5", "8,64,9", "3,1,33", "1,8,1"]
+PREFIXES = [700, 0, 1, 63, 4097, 128, 2000, 31]
+TIMED = [(1, 8, 9, 1024), (1, 8, 9, 32768), (1, 8, 9, 200000), (1, 64, 64, 32768), (8, 8, 9, 32768)]
+SEED = 0
+
+
+class Bucket(NamedTuple):
+    """A captured batch size."""
+
+    bs: int
+    heads: int
+    n: int
+
+
+class Variant(NamedTuple):
+    """One way to hand a verify step to the kernels."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+VARIANTS = [
+    Variant("packed mask", {}),
+    Variant("FULL bool mask, int64 indices", {"mask_kind": abi.MASK_FULL, "index_dtype": torch.int64}),
+    Variant("FULL uint8 mask, prefix and out_cache_loc apart", {
+        "mask_kind": abi.MASK_FULL, "mask_dtype": torch.uint8, "two_source": True, "qo_dtype": torch.int64}),
+    Variant("draft-only mask", {"mask_kind": abi.MASK_QLEN}),
+    Variant("no mask", {"mask_kind": abi.MASK_NONE}),
+    Variant("padded requests, stray rows", {"padded": 2, "extra_tokens": 3}),
+    Variant("logit cap", {"logit_cap": 20.0}),
+]  # fmt: skip
+
+
+def check(bucket: Bucket, variant: Variant, dtype: torch.dtype) -> dict[str, Any]:
+    """One row: errors against the reference, bits against the graph, and that the mask matters."""
+    prefixes = [PREFIXES[i % len(PREFIXES)] for i in range(bucket.bs)]
+    case = cases.make_case(prefixes, bucket.n, bucket.heads, dtype=dtype, seed=SEED, **variant.arguments)
+    expected = case.expected()
+    eager = case.run().clone()
+    error = reference.worst_row_error(eager, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        case.run()
+    case.poison()
+    graph.replay()
+    same_bits = bool(torch.equal(eager, case.out))
+    case.visible = reference.causal(bucket.n, eager.device).expand_as(case.visible)
+    chain = reference.worst_row_error(eager, case.expected())
+    masked = variant.arguments.get("mask_kind") != abi.MASK_NONE and bucket.n > 2
+    ok = error <= TOLERANCE[dtype] and same_bits and (not masked or chain > 10 * TOLERANCE[dtype])
+    return {
+        **bucket._asdict(), "dtype": str(dtype).removeprefix("torch."), "variant": variant.name, "nsplit": case.nsplit,
+        "error": error, "error_if_causal": chain if masked else None, "replay_same_bits": same_bits, "ok": ok,
+    }  # fmt: skip
+
+
+def check_prep(bucket: Bucket) -> dict[str, Any]:
+    """One row: mla_prep on the GPU against its CPU implementation, padded rows with stale request indices included."""
+    generator = torch.Generator().manual_seed(SEED)
+    bs, n, raw = bucket.bs + 1, bucket.n, bucket.bs
+    prefixes = [PREFIXES[i % len(PREFIXES)] for i in range(raw)] + [1]
+    width = max(prefixes) + n
+    table = torch.randint(0, 1 << 20, (bs + 3, width), generator=generator, dtype=torch.int32)
+    rows = torch.randperm(bs + 3, generator=generator)[:bs]
+    visible = cases.random_trees(raw, n, generator, "cpu")
+    full = cases.byte_mask(visible, prefixes[:raw], torch.bool)
+    outputs = []
+    for device in ("cpu", "cuda"):
+        kv_indptr = torch.full((bs + 1,), -1, dtype=torch.int32, device=device)
+        kv_indices = torch.full((bs * width,), -1, dtype=torch.int32, device=device)
+        packed = torch.full((bs * n * -(-n // 64),), -1, dtype=torch.int64, device=device)
+        lens = torch.tensor(prefixes, dtype=torch.int32, device=device)
+        ops.mla_prep(
+            table.to(device), rows.to(device), lens, full.to(device), abi.MASK_FULL, raw, bs, n,
+            kv_indptr, kv_indices, packed,
+        )  # fmt: skip
+        used = int(kv_indptr[bs])
+        outputs.append((kv_indptr.cpu(), kv_indices[:used].cpu(), packed[: raw * n * -(-n // 64)].cpu()))
+    ok = all(torch.equal(a, b) for a, b in zip(*outputs, strict=False))
+    return {**bucket._asdict(), "variant": "prep", "ok": ok}
+
+
+def timed(bs: int, heads: int, n: int, kv: int) -> dict[str, Any]:
+    """One row: median microseconds of a replay with a cold L2, and the KV bytes per second that means."""
+    need = bs * (kv + n) * KEY_DIM * 2
+    free, _ = torch.cuda.mem_get_info()
+    if need * 3 > free:
+        return {"bs": bs, "heads": heads, "n": n, "kv": kv, "us": None, "skipped": "not enough free memory"}
+    case = cases.make_case([kv] * bs, n, heads, seed=SEED)
+    us = _median_us(case.run)
+    return {"bs": bs, "heads": heads, "n": n, "kv": kv, "nsplit": case.nsplit, "us": us, "kv_gbs": need / us / 1e3}
+
+
+def _median_us(run: Callable[[], object], repeats: int = 20) -> float:
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        flush.zero_()
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def rows(buckets: list[Bucket]) -> Iterator[dict[str, Any]]:
+    """Every check of every bucket."""
+    for bucket in buckets:
+        yield check_prep(bucket)
+        for dtype in (torch.bfloat16, torch.float16):
+            for variant in VARIANTS:
+                yield check(bucket, variant, dtype)
+
+
+def environment() -> dict[str, str | None]:
+    """What a report needs to be understood elsewhere."""
+    major, minor = torch.cuda.get_device_capability()
+    return {
+        "card": torch.cuda.get_device_name(), "capability": f"{major}.{minor}", "driver": _driver(),
+        "cuda": torch.version.cuda, "torch": torch.__version__, "sglang": _version("sglang"),
+        "flashinfer": _version("flashinfer-python"), "command": " ".join(sys.argv), "seed": str(SEED),
+    }  # fmt: skip
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return (
+            subprocess.run(query, capture_output=True, text=True, timeout=20, check=False).stdout.split("\n")[0] or None
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="selftest", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--buckets", nargs="+", default=BUCKETS, metavar="BS,HEADS,N", help="default: %(default)s")
+    parser.add_argument("--no-bench", action="store_true", help="check only")
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("selftest: no CUDA GPU is visible to PyTorch; run it on the machine that serves", file=sys.stderr)
+        return 2
+    try:
+        buckets = [Bucket(*map(int, text.split(","))) for text in args.buckets]
+    except (TypeError, ValueError):
+        parser.error("a bucket is batch size, heads and draft tokens, such as 1,8,9")
+    done = []
+    for row in rows(buckets):
+        done.append(row)
+        if not args.json and not row["ok"]:
+            print(f"WRONG {row}", flush=True)
+        if not args.json and row["variant"] == VARIANTS[-1].name and row["dtype"] == "float16":
+            mine = [r for r in done if (r["bs"], r["heads"], r["n"]) == (row["bs"], row["heads"], row["n"])]
+            worst = max(r.get("error", 0.0) for r in mine)
+            print(
+                f"bs {row['bs']:3} heads {row['heads']:3} n {row['n']:3}: {len(mine)} checks, worst {worst:.1e}",
+                flush=True,
+            )
+    bench = [] if args.no_bench else [timed(*shape) for shape in TIMED]
+    wrong = [row for row in done if not row["ok"]]
+    if args.json:
+        print(json.dumps({**environment(), "ok": not wrong, "rows": done, "bench": bench}, indent=1))
+    else:
+        for row in bench:
+            time = (
+                "skipped: not enough memory" if row["us"] is None else f"{row['us']:9.1f} us {row['kv_gbs']:7.0f} GB/s"
+            )
+            print(f"bs {row['bs']:2} heads {row['heads']:3} n {row['n']:3} kv {row['kv']:7}: {time}")
+        print(f"{len(done) - len(wrong)} of {len(done)} checks agree with the reference")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
