@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# End-to-end stages on a GPU machine, each well under eight minutes; a stage that was cut off resumes.
+#
+#   bash scripts/gpu/e2e.sh STAGE [OUT]      STAGE: setup | attention | serve | judge | all
+#
+# Expects, built beforehand where there is a network (docs/gpu.md): build/gpu/parts/*.tar.xz, the unpacked-site archive
+# of SGLang; build/gpu/wheels/*.whl, what the applier needs and the machine lacks (unidiff). Models: $TV_TARGET and $TV_DRAFT,
+# by default tests/data/tiny_mla. Results go to OUT (default build/gpu/results).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+stage=$1
+out=${2:-build/gpu/results}
+site=$PWD/build/gpu/site
+target=$(realpath "${TV_TARGET:-tests/data/tiny_mla/target}")
+draft=$(realpath "${TV_DRAFT:-tests/data/tiny_mla/draft}")
+outputs=build/gpu/outputs
+export TREEVERIFY_COMMIT=${TREEVERIFY_COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
+export PYTHONUNBUFFERED=1 SGLANG_ENABLE_JIT_DEEPGEMM=0
+mkdir -p "$out" "$outputs"
+
+use_site() {
+    set +eu +o pipefail
+    # shellcheck disable=SC1091
+    . "$site/bundle_env.sh"
+    set -eu -o pipefail
+}
+
+setup() {
+    if [ ! -e "$site/.unpacked" ]; then
+        mkdir -p "$site"
+        for part in build/gpu/parts/*.tar.xz; do tar -xf "$part" -C "$site"; done
+        touch "$site/.unpacked"
+    fi
+    mkdir -p build/gpu/pylib
+    for wheel in build/gpu/wheels/*.whl; do python3 -m zipfile -e "$wheel" build/gpu/pylib; done
+    export PYTHONPATH=$PWD/build/gpu/pylib TREEVERIFY_NO_BOOTSTRAP=1
+    python3 apply.py apply --sglang "$site/sglang" --arch "${TV_ARCH:-90a}"
+    python3 apply.py status --sglang "$site/sglang"
+    use_site
+    python3 -m sglang.srt.treeverify.selftest --json >"$out/selftest.json" || { cat "$out/selftest.json"; return 1; }
+}
+
+attention() {
+    use_site
+    python3 tests/e2e/tree_attention.py --out "$out/tree_attention.json"
+}
+
+serve() {
+    use_site
+    local port=31000 pids=() mode
+    for mode in $(python3 -c 'import sys; sys.path.insert(0, "tests/e2e"); import modes; print(*modes.MODES)'); do
+        timeout 420 python3 tests/e2e/serve.py --mode "$mode" --target "$target" --draft "$draft" --out "$outputs" \
+            --port $port >"$outputs/serve-$mode.log" 2>&1 &
+        pids+=($!)
+        port=$((port + 200))
+    done
+    local failed=0
+    for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+    tail -n 40 "$outputs"/serve-*.log >"$out/serve.log"
+    tail -n 3 "$outputs"/serve-*.log
+    return $failed
+}
+
+judge() {
+    use_site
+    local failed=0
+    python3 tests/e2e/replay_trace.py --outputs "$outputs" --out "$out/replay.json" || failed=1
+    timeout 420 python3 tests/e2e/judge.py --target "$target" --outputs "$outputs" --out "$out/outputs.json" || failed=1
+    return $failed
+}
+
+case $stage in
+setup | attention | serve | judge) "$stage" ;;
+all) for each in setup attention serve judge; do "$each"; done ;;
+*) echo "usage: bash scripts/gpu/e2e.sh setup|attention|serve|judge|all [OUT]" >&2 && exit 2 ;;
+esac

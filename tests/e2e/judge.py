@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores what the speculative servers wrote with the target alone, by teacher forcing, and judges it.
+
+    python3 tests/e2e/judge.py --target DIR --outputs DIR --out OUT/outputs.json
+
+The target alone (no speculation) is given prompt and output and says how likely each output token was. Greedy output of
+a right server misses the most likely token by rounding only: its deficit, log p(best) - log p(token), stays within
+FACTOR times the gap between two no-speculation runs at different batch sizes. The gap is the largest of: the log
+probabilities of the same tokens scored at batch 1 and 8; those of the same tokens generated at batch 1 and 6; the
+deficits of the two runs' own output. A server that drops the tree mask must go beyond the margin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+import report  # noqa: E402
+from modes import MODES, engine_arguments  # noqa: E402
+from serve import BATCH, NEW_TOKENS, generate, prompts  # noqa: E402
+
+FACTOR = 2.0
+ALONE = 12
+"""Prompts that the target also serves one at a time."""
+
+
+def score(engine: Any, sequences: list[tuple[list[int], list[int]]], batch: int) -> list[list[tuple[float, float]]]:
+    """(log p(token), log p(best)) of every output token, per (prompt, output), `batch` sequences at a time."""
+    scored = []
+    for at in range(0, len(sequences), batch):
+        part = sequences[at : at + batch]
+        answers = engine.generate(
+            input_ids=[prompt + output for prompt, output in part],
+            sampling_params={"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True},
+            return_logprob=True,
+            logprob_start_len=[len(prompt) - 1 for prompt, _ in part],
+            top_logprobs_num=1,
+        )
+        for (_, output), answer in zip(part, answers, strict=True):
+            own = answer["meta_info"]["input_token_logprobs"][-len(output) :]
+            best = answer["meta_info"]["input_top_logprobs"][-len(output) :]
+            if [entry[1] for entry in own] != output:
+                raise AssertionError("the scored tokens are not the output's")
+            scored.append([(mine[0], top[0][0]) for mine, top in zip(own, best, strict=True)])
+    return scored
+
+
+def deficits(scored: list[list[tuple[float, float]]]) -> list[float]:
+    return [best - own for row in scored for own, best in row]
+
+
+def generated(engine: Any, inputs: list[list[int]], batch: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Outputs of the target alone and the log probabilities it gave their tokens."""
+    outputs, logprobs = [], []
+    for at in range(0, len(inputs), batch):
+        for answer in generate(engine, inputs[at : at + batch], NEW_TOKENS, return_logprob=True):
+            outputs.append(answer["output_ids"])
+            logprobs.append([entry[0] for entry in answer["meta_info"]["output_token_logprobs"]])
+    return outputs, logprobs
+
+
+def agreement(a: list[int], b: list[int]) -> int:
+    """Tokens before two outputs part."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def measure_gap(engine: Any, inputs: list[list[int]]) -> tuple[dict[str, float], list[list[int]]]:
+    """The parts of the gap, and the target's outputs in batches of BATCH."""
+    together, together_lp = generated(engine, inputs, BATCH)
+    alone, alone_lp = generated(engine, inputs[:ALONE], 1)
+    pairs = [(p, o) for p, o in zip(inputs, together, strict=True)]
+    first, second = score(engine, pairs[:ALONE], 1), score(engine, pairs, 8)
+    rescored = [abs(x[0] - y[0]) for a, b in zip(first, second, strict=False) for x, y in zip(a, b, strict=True)]
+    decoded = [
+        abs(x - y)
+        for a, b, x_row, y_row in zip(alone, together, alone_lp, together_lp, strict=False)
+        for x, y in zip(x_row[: agreement(a, b)], y_row, strict=False)
+    ]
+    own = deficits(second) + deficits(score(engine, [(p, o) for p, o in zip(inputs, alone, strict=False)], 8))
+    return {"rescored": max(rescored), "decoded": max(decoded), "own_deficit": max(own)}, together
+
+
+def judge(
+    engine: Any, inputs: list[list[int]], base: list[list[int]], name: str, data: dict[str, Any], margin: float
+) -> dict:
+    """One row: how far a server's output strays from what the target alone prefers."""
+    rows, right = data["rows"], MODES[name].right
+    scored = score(engine, [(inputs[row["prompt"]], row["output"]) for row in rows], 8)
+    misses = deficits(scored)
+    beyond = sum(miss > margin for miss in misses)
+    steps = sum(row["steps"] or 0 for row in rows)
+    return {
+        "mode": name, "tokens": len(misses), "worst_deficit": max(misses), "mean_deficit": sum(misses) / len(misses),
+        "beyond_margin": beyond, "outputs_equal_to_base": sum(row["output"] == base[row["prompt"]] for row in rows),
+        "outputs": len(rows), "tokens_per_step": len(misses) / steps if steps else None, "must_be_right": right,
+        "seconds": data["seconds"], "ok": (beyond == 0) == right,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--outputs", type=Path, required=True, help="folder that serve.py wrote to")
+    parser.add_argument("--out", type=Path, required=True, help="results file")
+    parser.add_argument("--port", type=int, default=30900)
+    args = parser.parse_args()
+    import sglang
+
+    inputs = prompts(args.target)
+    engine = sglang.Engine(**engine_arguments(args.target, port=args.port, nccl_port=args.port + 50))
+    gap, base = measure_gap(engine, inputs)
+    margin = FACTOR * max(gap.values())
+    rows = []
+    for name in MODES:
+        path = args.outputs / f"{name}.json"
+        if path.exists():
+            rows.append(judge(engine, inputs, base, name, json.loads(path.read_text()), margin))
+        else:
+            rows.append({"mode": name, "ok": False, "missing": "its server wrote nothing"})
+    report.write(args.out, rows, gap=gap, factor=FACTOR, margin=margin)
+    engine.shutdown()
+    report.fail_unless_ok(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers that are compared: arguments of sglang.Engine, environment, and what each must show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+WIDTH = 16
+"""Nodes of an NGRAM tree."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One server. `right`: its outputs must be the target's own; else they must visibly not be."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    right: bool = True
+    trace: bool = False
+
+
+_NGRAM = {
+    "speculative_algorithm": "NGRAM",
+    "speculative_num_draft_tokens": WIDTH,
+    "speculative_ngram_max_bfs_breadth": 6,
+}
+_DFLASH = {"speculative_algorithm": "DFLASH", "speculative_draft_attention_backend": "triton"}
+
+MODES = {
+    "dflash": Mode(_DFLASH, trace=True),
+    "ngram": Mode(_NGRAM, trace=True),
+    "ngram_eager": Mode({**_NGRAM, "disable_cuda_graph": True}),
+    "ngram_mask_dropped": Mode(_NGRAM, {"TREEVERIFY_DROP_MASK_FOR_TEST": "1"}, right=False),
+    "ngram_stock": Mode(_NGRAM, {"TREEVERIFY_DISABLE": "1"}, right=False),
+}
+
+
+def engine_arguments(target: Path, **more: Any) -> dict[str, Any]:
+    """What all servers share: one GPU, FlashInfer, buckets 1, 4 and 8, small pools so that several fit at once."""
+    return {
+        "model_path": str(target), "attention_backend": "flashinfer", "sampling_backend": "pytorch",
+        "skip_tokenizer_init": True, "disable_piecewise_cuda_graph": True, "disable_radix_cache": True,
+        "cuda_graph_bs": [1, 4, 8], "cuda_graph_max_bs": 8, "max_running_requests": 8, "max_total_tokens": 65536,
+        "mem_fraction_static": 0.5, "dtype": "bfloat16", "random_seed": 0, "log_level": "info", **more,
+    }  # fmt: skip
