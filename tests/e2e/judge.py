@@ -32,6 +32,7 @@ ALONE = 12
 def score(engine: Any, sequences: list[tuple[list[int], list[int]]], batch: int) -> list[list[tuple[float, float]]]:
     """(log p(token), log p(best)) of every output token, per (prompt, output), `batch` sequences at a time."""
     scored = []
+    vocabulary = engine.tokenizer_manager.model_config.vocab_size
     for at in range(0, len(sequences), batch):
         part = sequences[at : at + batch]
         answers = engine.generate(
@@ -44,7 +45,8 @@ def score(engine: Any, sequences: list[tuple[list[int], list[int]]], batch: int)
         for (_, output), answer in zip(part, answers, strict=True):
             own = answer["meta_info"]["input_token_logprobs"][-len(output) :]
             best = answer["meta_info"]["input_top_logprobs"][-len(output) :]
-            if [entry[1] for entry in own] != output:
+            # SGLang reports the last id of the vocabulary, and what lies beyond, as 0
+            if [entry[1] for entry in own] != [token if token < vocabulary - 1 else 0 for token in output]:
                 raise AssertionError("the scored tokens are not the output's")
             scored.append([(mine[0], top[0][0]) for mine, top in zip(own, best, strict=True)])
     return scored

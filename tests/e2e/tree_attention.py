@@ -32,6 +32,8 @@ from mla_rig import Rig, Step, causal, worst_row  # noqa: E402
 TOLERANCE, WRONG = 5e-3, 0.05
 VOCABULARY = 1000
 CONTEXT = 131072
+LOUD = 8
+"""Factor on the draft keys: beside 100 000 others they must matter, or a wrong mask among them would not show."""
 CASES = [
     # prefixes, bucket, heads, topk, draft steps, verify width
     ([1200, 7, 33], 4, 8, 4, 5, 16),
@@ -144,6 +146,8 @@ def run(prefixes: list[int], bs: int, heads: int, topk: int, draft_steps: int, n
     backend = rig.backend()
     captured = Captured(rig, backend, bs, n)
     step = rig.step(prefixes, n)
+    step.k.mul_(LOUD)
+    step.k_rope.mul_(LOUD)
     spec_info = real_tree(step, topk, draft_steps)
     batch = step.forward_batch("eagle")
     batch.spec_info = spec_info

@@ -72,10 +72,10 @@ def test_prep(kind, seq_dtype):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kv_indptr": torch.zeros(3)}, "kv_indptr is torch.float32, expected int32"),
+        ({"kv_indptr": torch.zeros(3)}, "kv_indptr is torch.float32, expected torch.int32"),
         ({"nsplit": 0}, "nsplit 0 is not within"),
         ({"n": 300}, "draft width 300 is not within"),
-        ({"workspace": torch.zeros(1)}, "workspace has 1 elements, expected at least"),
+        ({"workspace": torch.zeros(1)}, "workspace has 1 entries, expected at least"),
         ({"mask": None}, "mask_kind 1 needs a mask"),
         ({"q_pe": torch.zeros(1)}, "q_pe is"),
     ],
@@ -92,7 +92,7 @@ def test_prep_refuses_foreign_dtypes():
     args = [torch.zeros(2, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
     out = [torch.zeros(2, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)]
     ops.mla_prep(*args, None, 0, 1, 1, 4, *out)
-    with pytest.raises(ValueError, match=r"req_pool_indices is torch\.int32, expected int64"):
+    with pytest.raises(ValueError, match=r"req_pool_indices is torch\.int32, expected torch.int64"):
         ops.mla_prep(args[0], args[1].int(), args[2], None, 0, 1, 1, 4, *out)
     with pytest.raises(ValueError, match="mask_kind 2 needs a custom_mask"):
         ops.mla_prep(*args, None, 2, 1, 1, 4, *out)

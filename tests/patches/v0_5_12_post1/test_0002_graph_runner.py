@@ -121,6 +121,7 @@ def two_widths() -> dict[str, Any]:
     import torch
     from mla_rig import Rig, worst_row
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.treeverify.attention import graph
 
     rig, verify = Rig(), ForwardMode.TARGET_VERIFY
     backend = rig.backend()
@@ -134,6 +135,7 @@ def two_widths() -> dict[str, Any]:
         step = rig.step([6, 31], n)
         batch = step.forward_batch("eagle")
         rows[:], lens[:] = step.req_pool_indices, step.seq_lens.int()
+        graph.hand_over_raw_bs(backend, 2)
         backend.init_forward_metadata_replay_cuda_graph(
             2, rows, lens, 37, None, verify, batch.spec_info, seq_lens_cpu=step.seq_lens
         )
@@ -144,6 +146,28 @@ def two_widths() -> dict[str, Any]:
 
 def test_two_captured_widths_live_side_by_side(patched: Worker) -> None:
     assert all(error <= BF16 for error in patched(two_widths).values())
+
+
+def unannounced_replay() -> str:
+    """What a replay says whose real batch size nobody handed over."""
+    import torch
+    from mla_rig import Rig
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    rig, verify = Rig(), ForwardMode.TARGET_VERIFY
+    backend = rig.backend()
+    rows, lens = torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.int32)
+    backend.init_cuda_graph_state(2, 8)
+    backend.init_forward_metadata_capture_cuda_graph(2, 8, rows, lens, None, verify, None)
+    try:
+        backend.init_forward_metadata_replay_cuda_graph(2, rows, lens, 2, None, verify, None, seq_lens_cpu=lens)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_padding_is_never_guessed(patched: Worker) -> None:
+    assert "nobody said how many requests of this replay are real" in patched(unannounced_replay)
 
 
 def dummy_run_width() -> list[str]:
