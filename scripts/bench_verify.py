@@ -173,7 +173,9 @@ def describe(commit: str) -> dict[str, str | None]:
         "sglang": version("sglang"),
         "flashinfer": version("flashinfer-python"),
         "commit": commit,
-        "command": " ".join(["python3 scripts/bench_verify.py", *(Path(a).name for a in sys.argv[1:])]),
+        "command": " ".join(
+            ["python3 scripts/bench_verify.py", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])]
+        ),
         "seed": str(SEED),
     }
 

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -150,10 +151,11 @@ def rows(buckets: list[Bucket]) -> Iterator[dict[str, Any]]:
 def environment() -> dict[str, str | None]:
     """What a report needs to be understood elsewhere."""
     major, minor = torch.cuda.get_device_capability()
+    command = " ".join(Path(a).name if Path(a).is_absolute() else a for a in sys.argv)  # nobody else has our folders
     return {
         "card": torch.cuda.get_device_name(), "capability": f"{major}.{minor}", "driver": _driver(),
         "cuda": torch.version.cuda, "torch": torch.__version__, "sglang": _version("sglang"),
-        "flashinfer": _version("flashinfer-python"), "command": " ".join(sys.argv), "seed": str(SEED),
+        "flashinfer": _version("flashinfer-python"), "command": command, "seed": str(SEED),
     }  # fmt: skip
 
 
