@@ -12,11 +12,9 @@ FlashInfer's MLA wrapper on a causal chain, its plan() not counted. The row of a
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +26,7 @@ sys.path.insert(0, str(ROOT / "overlay" / "srt"))
 
 from treeverify.attention import abi, cases, reference  # noqa: E402
 from treeverify.attention.plan import KEY_DIM, LATENT  # noqa: E402
+from treeverify.selftest import environment  # noqa: E402
 
 SHAPES = ["1,8,9,1024", "1,8,9,32768", "1,8,9,200000", "1,64,9,32768", "8,8,9,32768", "8,64,9,32768"]
 SEED = 0
@@ -155,31 +154,6 @@ def bench_shape(
     return {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
 
 
-def describe(commit: str) -> dict[str, str | None]:
-    """The header every results file has."""
-
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return {
-        "card": torch.cuda.get_device_name(),
-        "driver": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0],
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "sglang": version("sglang"),
-        "flashinfer": version("flashinfer-python"),
-        "commit": commit,
-        "command": " ".join(
-            ["python3 scripts/bench_verify.py", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])]
-        ),
-        "seed": str(SEED),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -195,7 +169,7 @@ def main() -> None:
     shapes = [tuple(int(x) for x in s.split(",")) for s in args.shapes]
     slots = max(bs * (kv + n) for bs, _, n, kv in shapes) + 64
     pool = torch.randn(max(slots, 8 * 33000), 1, KEY_DIM, device="cuda", dtype=torch.bfloat16) * 0.3
-    result = {**describe(args.commit), "ceilings": limits, "rows": []}
+    result = {**environment(), "commit": args.commit, "ceilings": limits, "rows": []}
     for shape in shapes:
         row = bench_shape(timer, pool, shape, [p for p in args.peers.split(",") if p], limits)
         print(json.dumps(row), flush=True)

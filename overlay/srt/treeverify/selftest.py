@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -156,6 +157,7 @@ def environment() -> dict[str, str | None]:
         "card": torch.cuda.get_device_name(), "capability": f"{major}.{minor}", "driver": _driver(),
         "cuda": torch.version.cuda, "torch": torch.__version__, "sglang": _version("sglang"),
         "flashinfer": _version("flashinfer-python"), "command": command, "seed": str(SEED),
+        "commit": os.environ.get("TREEVERIFY_COMMIT"),
     }  # fmt: skip
 
 
