@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Git blob ids without git."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+
+def blob_id(data: bytes) -> str:
+    """The id git gives a file of this content (40 hex digits)."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def file_blob(path: Path) -> str | None:
+    """Blob id of a file, or None where there is none."""
+    data = read(path)
+    return None if data is None else blob_id(data)
+
+
+def read(path: Path) -> bytes | None:
+    """A file's bytes, or None where there is no such file."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def folder_digest(files: dict[str, bytes]) -> str:
+    """sha256 over names and contents, whatever the order of the dictionary."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0{blob_id(files[name])}\n".encode())
+    return digest.hexdigest()

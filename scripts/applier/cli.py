@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of apply.py."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from applier import bootstrap
+from applier.errors import ApplierError, UsageError
+from applier.layout import CHECKOUT
+from applier.say import note, result_json
+
+EPILOG = """exit codes: 0 done or nothing to do; 1 drift or conflict, nothing changed; 2 wrong usage or a missing tool;
+3 SGLang's dtypes are not those of the contract; 4 the kernels did not build"""
+NEEDS_TREE = ("apply", "check", "status", "revert", "doctor", "selftest", "serve")
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one command; gives the exit code."""
+    options = _parser().parse_args(_with_default(arguments))
+    try:
+        bootstrap.require(*_modules(options))
+        return _command(options.command)(options)
+    except ApplierError as error:
+        return _refuse(error, getattr(options, "json", False))
+    except PermissionError as error:
+        return _refuse(UsageError(f"no permission to write {error.filename}; run as the owner of the tree"), False)
+    except OSError as error:
+        return _refuse(UsageError(f"{error.strerror or error}: {error.filename or 'while writing'}; taken back"), False)
+    except KeyboardInterrupt:
+        note("interrupted")
+        return 130
+
+
+def _with_default(arguments: list[str]) -> list[str]:
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        return ["apply", *arguments]
+    return arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="apply.py", description="Patches a pinned SGLang with treeverify, and takes it back.", epilog=EPILOG
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, *flags: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, epilog=EPILOG)
+        if name in NEEDS_TREE:
+            sub.add_argument(
+                "--sglang", type=Path, metavar="DIR", help="repository root, its python/, site-packages or package"
+            )
+            sub.add_argument("--pin", metavar="P", help="which release; told from the tree where left out")
+        if "arch" in flags:
+            sub.add_argument("--arch", metavar="A", help="like 90a,120; the GPUs found where left out")
+        if "force" in flags:
+            sub.add_argument(
+                "--force", action="store_true", help="also where touched files differ, if every hunk is exact"
+            )
+            text = "also where touched files differ, if the patches merge without conflict"
+            sub.add_argument("--3way", dest="three_way", action="store_true", help=text)
+        if "json" in flags:
+            sub.add_argument("--json", action="store_true", help="the result for a script")
+        if "python" in flags:
+            default = bootstrap.users_python()
+            sub.add_argument(
+                "--python", default=default, metavar="EXE", help="the Python that has SGLang's dependencies"
+            )
+        return sub
+
+    sub = command("apply", "patch a tree; makes one from PyPI without --sglang (the default command)", "arch", "force")
+    sub.add_argument("--no-build", action="store_true", help="patches and overlay only")
+    command("check", "everything apply does before it compiles and writes", "force", "json")
+    command("status", "clean, applied, partial, drifted or edited", "json")
+    sub = command("revert", "take everything back, byte for byte")
+    sub.add_argument("--force", action="store_true", help="also with edited files; they are copied to build/ first")
+    command("list", "pins and their patches")
+    command("build", "compile the kernels into build/", "arch", "json")
+    command("doctor", "what this machine has and what to mend", "json", "python")
+    for name, text in (
+        ("selftest", "every kernel on this machine's GPU against the reference"),
+        ("serve", "start the patched server; arguments for it after --"),
+    ):
+        sub = command(name, text, "python")
+        sub.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS")
+    return parser
+
+
+def _modules(options: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Python modules a command can't do without, and those it would like."""
+    needed = ["tomli"] if sys.version_info < (3, 11) else []
+    useful = []
+    if options.command not in ("build",):
+        needed.append("unidiff")
+    tree = getattr(options, "sglang", None)
+    if options.command == "apply" and tree is None and not any(CHECKOUT.build.glob("sglang-*")):
+        needed.append("git")
+    elif tree is not None and ((tree / ".git").exists() or (tree.absolute().parent / ".git").exists()):
+        useful.append("git")
+    builds = options.command == "build" or (options.command == "apply" and not options.no_build)
+    if builds and shutil.which("ninja") is None:
+        needed.append("ninja")
+    if builds or options.command == "apply":
+        useful.append("rich")
+    return needed, useful
+
+
+def _command(name: str) -> Callable[[argparse.Namespace], int]:
+    from applier import commands
+
+    return {
+        "apply": commands.apply,
+        "check": commands.check,
+        "status": commands.status,
+        "revert": commands.revert,
+        "list": commands.list_pins,
+        "build": commands.build_kernels,
+        "doctor": commands.doctor,
+        "selftest": commands.selftest,
+        "serve": commands.serve,
+    }[name]
+
+
+def _refuse(error: ApplierError, as_json: bool) -> int:
+    if as_json:
+        result_json({"ok": False, "exit": error.exit_code, "error": error.message, "details": error.details})
+    note(f"error: {error.message}")
+    for line in error.details:
+        note(f"  {line}")
+    return error.exit_code

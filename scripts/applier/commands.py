@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands. Each gives its exit code and raises ApplierError for the rest."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from applier import journal
+from applier.arch import choose_arches, found_gpus
+from applier.bootstrap import ORIGINAL
+from applier.errors import DriftError, UsageError
+from applier.gitinfo import commit_note
+from applier.kernels import Built, build, sources_digest
+from applier.layout import CHECKOUT, HOME
+from applier.lock import locked
+from applier.manifest import Kernels, load_manifest
+from applier.obtain import made_tree, make_tree
+from applier.pin import Pin, choose_pin, load_pins
+from applier.plan import Plan, apply_changes, plan_apply, refuse_edits, revert_changes
+from applier.release import Release, load_release
+from applier.say import note, result, result_json
+from applier.state import EXIT_OK, State, closest_pin, inspect
+from applier.tree import Tree, locate
+
+
+@dataclass(frozen=True)
+class Target:
+    """A tree, the release it is held against, and what it is at the moment."""
+
+    tree: Tree
+    release: Release
+    state: State
+
+
+def apply(options: Namespace) -> int:
+    """Everything in memory first, kernels into build/, then one journalled write."""
+    target = _target(options, make=True)
+    plan = _planned(target, options)
+    kernels = _kernels(options, target.state)
+    with _writing(target.tree):
+        changed = journal.carry_out(target.tree, apply_changes(target.release, plan, kernels))
+    _say_applied(target, plan, kernels, changed)
+    return 0
+
+
+def check(options: Namespace) -> int:
+    """What apply does before it compiles and writes."""
+    target = _target(options)
+    plan = _planned(target, options)
+    if not os.access(target.tree.package / "srt", os.W_OK):
+        raise UsageError(f"{target.tree.package} is not writable for you; apply as its owner")
+    if options.json:
+        result_json(
+            {
+                "ok": True,
+                "pin": target.release.pin.name,
+                "tree": str(target.tree.package),
+                "state": target.state.state,
+                "patches": [patch.name for patch in target.release.patches.patches],
+                "files": sorted(plan.patched),
+            }
+        )
+    else:
+        count = len(target.release.patches.patches)
+        result(f"{target.tree.package} is {target.state.state}; {count} patches of {target.release.pin.name} fit")
+    return 0
+
+
+def status(options: Namespace) -> int:
+    """What a tree is; 0 for clean and applied."""
+    target = _target(options)
+    state = target.state
+    if options.json:
+        result_json({**state.as_json(), "tree": str(target.tree.package)})
+    else:
+        result(f"{target.tree.package}: {state.state} ({state.pin})")
+        for name, kind in state.patches.items():
+            result(f"  {kind:8} {name}")
+        result(f"  kernels  {', '.join(f'sm_{arch} {kind}' for arch, kind in state.kernels.items()) or 'none'}")
+        for line in [*state.reasons, *map(str, state.edits), *map(str, state.unknown)]:
+            result(f"  {line}")
+    return 0 if state.state in EXIT_OK else 1
+
+
+def revert(options: Namespace) -> int:
+    """The release again, byte for byte."""
+    target = _target(options)
+    with _writing(target.tree):
+        target = _again(target)
+        manifest = target.state.manifest
+        if manifest is None:
+            if target.state.state != "clean":
+                raise DriftError(
+                    f"{target.tree.package} has no manifest, so there is nothing to take back by", target.state.reasons
+                )
+            result(f"{target.tree.package}: nothing to revert")
+            return 0
+        if options.force:
+            _save_edits(target)
+        else:
+            refuse_edits(target.state)
+        journal.carry_out(target.tree, revert_changes(target.tree, manifest))
+    result(f"{target.tree.package}: reverted, {len(manifest.files)} files as released")
+    return 0
+
+
+def list_pins(options: Namespace) -> int:
+    """Pins and their patches."""
+    for pin in load_pins(CHECKOUT):
+        release = load_release(CHECKOUT, pin)
+        result(f"{pin.name}{' (default)' if pin.default else ''}: sglang {pin.pypi}, Python {pin.requires_python}")
+        for patch in release.patches.patches:
+            result(f"  {patch.name}: {patch.title}")
+            result(f"    {', '.join(file.path for file in patch.files)}; upstream: {patch.header['Upstream']}")
+    return 0
+
+
+def build_kernels(options: Namespace) -> int:
+    """Kernels only, into build/."""
+    from applier.tables import kernel_table
+
+    built = build(CHECKOUT, choose_arches(options.arch))
+    if options.json:
+        result_json(built.kernels)
+    else:
+        result(kernel_table(built.kernels))
+        note(str(built.library))
+    return 0
+
+
+def doctor(options: Namespace) -> int:
+    """What this machine has, and what to mend."""
+    from applier.doctor import examine, render
+
+    target = _any_target(options)
+    report = examine(CHECKOUT, target.tree if target else None, target.state if target else None, options.python)
+    if options.json:
+        result_json(report)
+    else:
+        result(render(report))
+    return 1 if report["mend"] else 0
+
+
+def selftest(options: Namespace) -> int:
+    """The kernels on the user's own card against the reference."""
+    if not found_gpus():
+        raise UsageError(
+            "selftest needs a GPU and nvidia-smi finds none; run it on the machine that serves (doctor says more)"
+        )
+    target = _applied(options)
+    return _become(options, target.tree, ["-m", "sglang.srt.treeverify.selftest", *options.arguments])
+
+
+def serve(options: Namespace) -> int:
+    """The patched server with the arguments given."""
+    target = _applied(options)
+    return _become(options, target.tree, ["-m", "sglang.launch_server", *options.arguments])
+
+
+def _target(options: Namespace, make: bool = False) -> Target:
+    """The tree that is meant, settled where a run was interrupted, and its state."""
+    folder: Path | None = options.sglang
+    pin = choose_pin(CHECKOUT, options.pin) if options.pin or folder is None else None
+    if folder is None:
+        assert pin is not None
+        folder = made_tree(CHECKOUT, pin)
+        if make:
+            folder = make_tree(CHECKOUT, pin)
+        elif not folder.exists():
+            raise UsageError(f"no tree yet: `apply.py apply` makes {folder}, or give one with --sglang")
+    tree = locate(folder)
+    _settle(tree)
+    return _inspected(tree, pin or _pin_of(tree))
+
+
+def _pin_of(tree: Tree) -> Pin:
+    manifest = load_manifest(tree)
+    return choose_pin(CHECKOUT, manifest.pin) if manifest else closest_pin(tree, load_pins(CHECKOUT))
+
+
+def _inspected(tree: Tree, pin: Pin) -> Target:
+    release = load_release(CHECKOUT, pin)
+    return Target(tree, release, inspect(tree, release, sources_digest(CHECKOUT)))
+
+
+def _again(target: Target) -> Target:
+    return Target(target.tree, target.release, inspect(target.tree, target.release, sources_digest(CHECKOUT)))
+
+
+def _settle(tree: Tree) -> None:
+    """A crashed run is taken back or finished, whatever command comes next."""
+    if tree.path(HOME).exists() and os.access(tree.package / "srt", os.W_OK):
+        with _writing(tree):
+            pass
+
+
+@contextmanager
+def _writing(tree: Tree) -> Iterator[None]:
+    """The tree's lock, with whatever a crashed run left settled."""
+    with locked(tree.package / "srt", waiting=note):
+        if done := journal.heal(tree):
+            note(f"an interrupted run on {tree.package} was {done}")
+        yield
+
+
+def _planned(target: Target, options: Namespace) -> Plan:
+    plan = plan_apply(target.tree, target.release, target.state, options.force, options.three_way)
+    if line := commit_note(target.tree, target.release.pin):
+        note(f"note: {line}")
+    return plan
+
+
+def _kernels(options: Namespace, state: State) -> Built | Kernels | None:
+    """A library for the wanted architectures: the tree's own where it is up to date, else a new one."""
+    recorded = state.manifest.kernels if state.manifest else None
+    current = recorded if recorded and set(state.kernels.values()) == {"built"} else None
+    if options.no_build:
+        if recorded and not current:
+            note("the tree's kernels are out of date and --no-build was given: they are removed")
+        return current
+    arches = choose_arches(options.arch, recorded.arches if recorded else None)
+    if current and set(arches) <= set(current.arches):
+        return current
+    return build(CHECKOUT, arches)
+
+
+def _say_applied(target: Target, plan: Plan, kernels: Built | Kernels | None, changed: bool) -> None:
+    pin, package = target.release.pin, target.tree.package
+    if not changed:
+        result(f"{package}: already patched with {pin.name}, nothing to do")
+        return
+    arches = ", ".join(f"sm_{arch}" for arch in kernels.arches) if kernels else "none (--no-build)"
+    result(f"{package}: patched for {pin.name}")
+    result(f"  {len(target.release.patches.patches)} patches in {len(plan.patched)} files, kernels: {arches}")
+    where = f" --sglang {package}" if package != made_tree(CHECKOUT, pin) / "python" / "sglang" else ""
+    result(f"  serve: python3 apply.py serve{where} -- --model-path …    undo: python3 apply.py revert{where}")
+
+
+def _applied(options: Namespace) -> Target:
+    target = _target(options)
+    if target.state.state != "applied" or not target.state.kernels:
+        what = target.state.state if target.state.state != "applied" else "applied without kernels"
+        raise DriftError(f"{target.tree.package} is {what}; run `apply.py apply` first", target.state.reasons)
+    return target
+
+
+def _any_target(options: Namespace) -> Target | None:
+    try:
+        return _target(options)
+    except UsageError:
+        if options.sglang is not None:
+            raise
+        return None
+
+
+def _save_edits(target: Target) -> None:
+    """Copies of edited files under build/, so that nothing is lost; strays are moved there."""
+    if not target.state.edits:
+        return
+    number = 1
+    while (folder := CHECKOUT.build / f"edits-{number}").exists():
+        number += 1
+    for item in target.state.edits:
+        data = target.tree.read(item.path)
+        if data is not None:
+            copy = folder / item.path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(data)
+            if item.expected is None:
+                target.tree.path(item.path).unlink()
+    note(f"your edits are kept in {folder}")
+
+
+def _become(options: Namespace, tree: Tree, arguments: list[str]) -> int:
+    """Replaces this process with the user's Python, the patched tree first on its path."""
+    path = [str(tree.import_root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    environment.pop(ORIGINAL, None)
+    try:
+        os.execvpe(options.python, [options.python, *arguments], environment)
+    except OSError as error:
+        raise UsageError(f"{options.python} does not run ({error.strerror}); name one with --python") from None

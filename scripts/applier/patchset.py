@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The patches of a pin: parsed, checked against their headers, applied in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from applier.errors import DriftError, UsageError
+from applier.hunks import FilePatch, Hunk, HunkError, Mismatch, apply_hunks, split_lines
+from applier.pin import Pin
+
+REQUIRED = ("Description", "Pin", "Touches", "Needs", "Upstream", "Remove-When", "Test")
+CHECKOUT_PREFIX = "python/sglang/"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One file of patches/<pin>/: a DEP-3 style header, then hunks."""
+
+    name: str
+    header: dict[str, str]
+    files: tuple[FilePatch, ...]
+
+    @property
+    def title(self) -> str:
+        """First sentence of the description."""
+        return self.header["Description"].split("\n")[0]
+
+
+@dataclass(frozen=True)
+class PatchSet:
+    """All patches of a pin in the order of `series`."""
+
+    patches: tuple[Patch, ...]
+    digest: str
+
+    @property
+    def touched(self) -> list[str]:
+        """Files of the package that some patch changes."""
+        return sorted({file.path for patch in self.patches for file in patch.files})
+
+
+def load_patches(pin: Pin) -> PatchSet:
+    """Reads series and patches; UsageError names the patch and the rule it breaks."""
+    names = _series(pin.folder)
+    digest = hashlib.sha256()
+    patches = []
+    for name in names:
+        data = (pin.folder / name).read_bytes()
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+        patches.append(_parse(name, data.decode("utf-8"), pin))
+    return PatchSet(tuple(patches), digest.hexdigest())
+
+
+def apply_patches(patches: PatchSet, read: Callable[[str], bytes | None]) -> dict[str, bytes]:
+    """New content of every touched file, nothing written. DriftError lists every hunk that doesn't fit."""
+    content: dict[str, list[str]] = {}
+    trouble: list[str] = []
+    for patch in patches.patches:
+        for file in patch.files:
+            if file.path not in content:
+                data = read(file.path)
+                if data is None:
+                    trouble.append(f"{patch.name}: {file.path} is missing from the tree")
+                    continue
+                content[file.path] = split_lines(decode(data))
+            try:
+                content[file.path] = apply_hunks(file, content[file.path])
+            except HunkError as error:
+                trouble += [line for m in error.mismatches for line in _report(patch.name, file.path, m)]
+    if trouble:
+        raise DriftError("the patches do not fit this tree; nothing was changed", trouble)
+    return {path: encode("".join(lines)) for path, lines in content.items()}
+
+
+def decode(data: bytes) -> str:
+    """UTF-8 that gives back the same bytes whatever they were."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _report(patch: str, path: str, m: Mismatch) -> list[str]:
+    def quoted(text: str | None) -> str:
+        return "(end of file)" if text is None else repr(text)
+
+    lines = [
+        f"{patch}: {path}: hunk {m.hunk} at line {m.line}",
+        f"  expected {quoted(m.expected)}",
+        f"  found    {quoted(m.found)}",
+    ]
+    if m.upstreamed_at is not None:
+        lines.append(
+            f"  the tree already has this hunk's result at line {m.upstreamed_at}: upstream may have merged it"
+        )
+    elif m.moved_to is not None:
+        lines.append(f"  the expected lines stand at line {m.moved_to}: the patch needs refreshing for this tree")
+    return lines
+
+
+def _series(folder: Path) -> list[str]:
+    path = folder / "series"
+    if not path.is_file():
+        raise UsageError(f"{folder.name}: no series file in {folder}")
+    names = [line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    names = [name for name in names if name]
+    present = {entry.name for entry in folder.glob("*.patch")}
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{path}: {name} is listed twice")
+        if name not in present:
+            raise UsageError(f"{path}: {name} does not exist")
+    stray = sorted(present - set(names))
+    if stray:
+        raise UsageError(f"{path}: not listed: {', '.join(stray)}")
+    return names
+
+
+def _parse(name: str, text: str, pin: Pin) -> Patch:
+    from unidiff.errors import UnidiffParseError
+    from unidiff.patch import PatchSet as UnifiedDiff
+
+    start = re.search(r"^(diff --git |--- )", text, re.MULTILINE)
+    if start is None:
+        raise UsageError(f"{name}: no hunks")
+    header = _header(name, text[: start.start()], pin)
+    try:
+        diff = UnifiedDiff(text[start.start() :])
+    except UnidiffParseError as error:
+        raise UsageError(f"{name}: not a unified diff: {error}") from None
+    files = []
+    for item in diff:
+        if item.is_added_file or item.is_removed_file or item.is_rename or item.is_binary_file:
+            raise UsageError(f"{name}: {item.path}: patches change files; new ones belong into overlay/")
+        path = _package_path(name, item.path)
+        if path not in pin.blobs:
+            raise UsageError(f"{name} touches {path}, which has no blob in {pin.name}/pin.toml [blobs]")
+        files.append(FilePatch(path, tuple(_hunk(hunk) for hunk in item)))
+    named = set(header["Touches"].replace(",", " ").split())
+    touched = {file.path for file in files}
+    if named != touched:
+        raise UsageError(f"{name}: Touches names {sorted(named)}, the hunks change {sorted(touched)}")
+    return Patch(name, header, tuple(files))
+
+
+def _header(name: str, text: str, pin: Pin) -> dict[str, str]:
+    header: dict[str, str] = {}
+    field = None
+    for line in text.splitlines():
+        match = re.match(r"([A-Z][A-Za-z-]+):\s*(.*)", line)
+        if match:
+            field = match[1]
+            header[field] = match[2]
+        elif field and line.startswith((" ", "\t")):
+            header[field] = (header[field] + "\n" + line.strip()).strip()
+        elif line.strip() and line.strip() != "---":
+            raise UsageError(f"{name}: not a header line: {line!r}")
+    missing = [field for field in REQUIRED if not header.get(field)]
+    if missing:
+        raise UsageError(f"{name}: header lacks {', '.join(missing)}")
+    if header["Pin"] != pin.name:
+        raise UsageError(f"{name}: Pin is {header['Pin']}, the folder is {pin.name}")
+    return header
+
+
+def _package_path(name: str, path: str) -> str:
+    path = path.removeprefix(CHECKOUT_PREFIX)
+    parts = PurePosixPath(path).parts
+    if not parts or parts[0] == "/" or ".." in parts or "\\" in path or parts[0] == ".git":
+        raise UsageError(f"{name}: {path!r} is not a path below the sglang package")
+    return path
+
+
+def _hunk(hunk: object) -> Hunk:
+    old: list[str] = []
+    new: list[str] = []
+    last: list[list[str]] = []
+    for line in hunk:  # type: ignore[attr-defined]
+        if line.line_type == "\\":  # "No newline at end of file" belongs to the line before it
+            for side in last:
+                side[-1] = side[-1].removesuffix("\n")
+            continue
+        last = [old] * (line.line_type in " -") + [new] * (line.line_type in " +")
+        for side in last:
+            side.append(line.value)
+    return Hunk(hunk.source_start, tuple(old), tuple(new), hunk.section_header)  # type: ignore[attr-defined]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What apply and revert would write, worked out in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from applier.blob import blob_id
+from applier.contract import require_contract
+from applier.errors import DriftError
+from applier.gitinfo import edited_since_commit
+from applier.journal import Change
+from applier.kernels import Built
+from applier.layout import HOME, LIBRARY, MANIFEST, ORIGINALS
+from applier.manifest import Kernels, Manifest
+from applier.patchset import apply_patches
+from applier.release import Release
+from applier.state import State
+from applier.threeway import merge_patches
+from applier.tree import Tree
+
+Read = Callable[[str], "bytes | None"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`base` and `patched` map touched files to contents: the release's, and with the patches in.
+
+    `seen` is what every file that may be written held when the plan was made; a build can take minutes.
+    """
+
+    base: dict[str, bytes]
+    patched: dict[str, bytes]
+    seen: dict[str, bytes | None]
+
+
+def plan_apply(tree: Tree, release: Release, state: State, force: bool = False, three_way: bool = False) -> Plan:
+    """Identity, then the dtype contract, then the patches; raises what stands in the way. Writes nothing."""
+    refuse_edits(state)
+    if state.manifest is None:
+        _require_identity(tree, release, state, force or three_way)
+    elif state.manifest.pin != release.pin.name:
+        raise DriftError(f"the tree is patched for {state.manifest.pin}; revert it before applying {release.pin.name}")
+    base = originals(tree, state.manifest)
+    for path in release.patches.touched:
+        if path not in base and (data := tree.read(path)) is not None:
+            base[path] = data
+
+    def pristine(path: str) -> bytes | None:
+        return base[path] if path in base else tree.read(path)
+
+    require_contract(release.pin, pristine)
+    patched = merge_patches(tree, release, base) if three_way else apply_patches(release.patches, pristine)
+    kept = [f"{ORIGINALS}/{blob_id(data)}" for data in base.values()]
+    paths = {*base, *release.overlay, *kept, *_ours(state.manifest), LIBRARY, MANIFEST}
+    return Plan(base, patched, {path: tree.read(path) for path in paths})
+
+
+def apply_changes(release: Release, plan: Plan, kernels: Built | Kernels | None) -> list[Change]:
+    """The plan as file changes, the manifest last. `kernels`: a new library, what the tree has and keeps, or none."""
+    wanted: dict[str, bytes] = dict(release.overlay)
+    wanted |= {f"{ORIGINALS}/{blob_id(plan.base[path])}": plan.base[path] for path in plan.patched}
+    kept: Kernels | None = kernels if isinstance(kernels, Kernels) else None
+    if isinstance(kernels, Built):
+        library = kernels.library.read_bytes()
+        wanted[LIBRARY] = library
+        kept = Kernels(kernels.sources, kernels.arches, kernels.nvcc, blob_id(library))
+    elif (library_now := plan.seen[LIBRARY]) is not None and kept is not None:
+        wanted[LIBRARY] = library_now
+    wanted |= {path: plan.patched.get(path, data) for path, data in plan.base.items()}
+    manifest = Manifest(
+        pin=release.pin.name,
+        patch_set=release.digest,
+        patches=[patch.name for patch in release.patches.patches],
+        files={
+            path: {"base": blob_id(plan.base[path]), "applied": blob_id(data)}
+            for path, data in sorted(plan.patched.items())
+        },
+        overlay={path: blob_id(data) for path, data in sorted(release.overlay.items())},
+        kernels=kept,
+    )
+    gone = sorted(set(plan.seen) - set(wanted) - {MANIFEST})
+    changes = [Change(path, plan.seen[path], None) for path in gone]
+    changes += [Change(path, plan.seen[path], data) for path, data in wanted.items()]
+    return [*changes, Change(MANIFEST, plan.seen[MANIFEST], manifest.encode())]
+
+
+def revert_changes(tree: Tree, manifest: Manifest) -> list[Change]:
+    """Touched files back to their originals, our own files gone, the manifest last."""
+    changes = [Change(path, tree.read(path), data) for path, data in originals(tree, manifest).items()]
+    changes += [Change(path, tree.read(path), None) for path in _ours(manifest)]
+    return changes + [Change(MANIFEST, tree.read(MANIFEST), None)]
+
+
+def refuse_edits(state: State) -> None:
+    """DriftError where the user changed patched or overlay files: they would be lost."""
+    if state.edits:
+        raise DriftError(
+            "these files were edited since they were applied; nothing was changed. "
+            "Keep the edits elsewhere and `apply.py revert --force` (it saves them first), or undo them by hand",
+            [str(item) for item in state.edits],
+        )
+
+
+def originals(tree: Tree, manifest: Manifest | None) -> dict[str, bytes]:
+    """The release's content of every file the manifest lists, as kept at apply time."""
+    if manifest is None:
+        return {}
+    found = {}
+    for path, blobs in manifest.files.items():
+        data = tree.read(f"{ORIGINALS}/{blobs['base']}")
+        if data is None or blob_id(data) != blobs["base"]:
+            raise DriftError(
+                f"the kept original of {path} ({ORIGINALS}/{blobs['base']}) is missing or damaged; "
+                f"restore {path} from the release and delete {HOME}"
+            )
+        found[path] = data
+    return found
+
+
+def _ours(manifest: Manifest | None) -> list[str]:
+    if manifest is None:
+        return []
+    kept = sorted({f"{ORIGINALS}/{blobs['base']}" for blobs in manifest.files.values()})
+    return [*manifest.overlay, *kept, *([LIBRARY] if manifest.kernels else [])]
+
+
+def _require_identity(tree: Tree, release: Release, state: State, anyway: bool) -> None:
+    in_the_way = [reason for reason in state.reasons if reason.startswith(f"{HOME}/")]
+    if in_the_way:
+        raise DriftError(f"{tree.package / HOME} holds files that apply did not put there; move them away", in_the_way)
+    if not state.unknown or anyway:
+        return
+    lines = []
+    for item in state.unknown:
+        edited = item.expected is not None and edited_since_commit(tree, item.path, item.expected)
+        lines.append(f"{item}{' (edited since the commit)' if edited else ''}")
+    applied = [name for name, kind in state.patches.items() if kind == "applied"]
+    lines += [f"{name}: the tree already has what it does: upstream or another tool merged it" for name in applied]
+    differ = f"{len(state.unknown)} of {len(release.pin.blobs)} files differ"
+    raise DriftError(
+        f"{tree.package} is not {release.pin.name} as released: {differ}. "
+        "Check out the release; or --force to try the patches all the same (they go in exactly or not at all), "
+        "--3way to merge them",
+        lines,
+    )

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkout wants in a tree: a pin, its patches, its overlay."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from applier.blob import folder_digest
+from applier.errors import UsageError
+from applier.layout import HOME, JOURNAL, MANIFEST, ORIGINALS, Layout
+from applier.patchset import PatchSet, load_patches
+from applier.pin import Pin
+
+RESERVED = (MANIFEST, JOURNAL, ORIGINALS, f"{HOME}/_kernels")
+
+
+@dataclass(frozen=True)
+class Release:
+    """`overlay` maps paths below the package to contents."""
+
+    pin: Pin
+    patches: PatchSet
+    overlay: dict[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """Changes whenever a patch or an overlay file does."""
+        return hashlib.sha256(f"{self.patches.digest}{folder_digest(self.overlay)}".encode()).hexdigest()
+
+
+def load_release(layout: Layout, pin: Pin) -> Release:
+    """Patches of the pin, plus overlay/ and what the pin's own overlay/ adds or replaces."""
+    overlay = {**_files(layout.overlay), **_files(pin.folder / "overlay")}
+    for path in overlay:
+        if not path.startswith(f"{HOME}/") or path.startswith(RESERVED):
+            raise UsageError(f"overlay file {path}: only {HOME}/ may be added to, and not {', '.join(RESERVED)}")
+    return Release(pin, load_patches(pin), overlay)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """Contents by path; what tools leave behind (byte code, hidden caches) is not part of an overlay."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        rel = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in rel.parts):
+            found[rel.as_posix()] = path.read_bytes()
+    return found

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tree is: clean, applied, partial, drifted or edited, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from applier.blob import blob_id, file_blob
+from applier.hunks import split_lines, state_of
+from applier.journal import pending
+from applier.layout import HOME, JOURNAL, LIBRARY, MANIFEST, ORIGINALS
+from applier.manifest import Manifest, load_manifest
+from applier.patchset import Patch, decode
+from applier.pin import Pin
+from applier.release import Release
+from applier.tree import Tree
+
+EXIT_OK = ("clean", "applied")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that is not what it should be; blob ids, None where the file is missing."""
+
+    path: str
+    expected: str | None
+    found: str | None
+
+    def __str__(self) -> str:
+        def short(blob: str | None) -> str:
+            return blob[:12] if blob else "no file"
+
+        return f"{self.path}: expected {short(self.expected)}, found {short(self.found)}"
+
+
+@dataclass
+class State:
+    """`edits` are files the user changed since apply; `unknown` those that are not the pin's before it."""
+
+    state: str
+    pin: str
+    manifest: Manifest | None
+    patches: dict[str, str]
+    overlay: dict[str, str]
+    kernels: dict[str, str]
+    edits: list[Difference] = field(default_factory=list)
+    unknown: list[Difference] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields scripts may rely on."""
+        return {
+            "state": self.state,
+            "pin": self.pin,
+            "patches": [{"name": name, "state": state} for name, state in self.patches.items()],
+            "overlay": {
+                "state": _summary(self.overlay),
+                "files": [{"path": path, "state": state} for path, state in self.overlay.items()],
+            },
+            "kernels": [{"arch": arch, "state": state} for arch, state in self.kernels.items()],
+            "differs": [vars(item) for item in self.edits + self.unknown],
+            "reasons": self.reasons,
+        }
+
+
+def closest_pin(tree: Tree, pins: list[Pin]) -> Pin:
+    """The pin with the largest share of matching files; the first wins a tie, the default pin before others."""
+
+    def share(pin: Pin) -> tuple[float, bool]:
+        hits = sum(file_blob(tree.path(path)) == blob for path, blob in pin.blobs.items())
+        return hits / max(1, len(pin.blobs)), pin.default
+
+    return max(pins, key=share)
+
+
+def inspect(tree: Tree, release: Release, kernel_sources: str) -> State:
+    """Compares the tree with its manifest where it has one, with the pin otherwise. Reads only."""
+    manifest = load_manifest(tree)
+    result = _untouched(tree, release) if manifest is None else _patched(tree, release, manifest, kernel_sources)
+    if pending(tree):
+        result.state = "partial"
+        result.reasons.insert(0, "a run was interrupted here; any command that may write settles it")
+    return result
+
+
+def _untouched(tree: Tree, release: Release) -> State:
+    pin = release.pin
+    unknown = [
+        Difference(path, blob, found)
+        for path, blob in pin.blobs.items()
+        if (found := file_blob(tree.path(path))) != blob
+    ]
+    strays = list(_strays(tree, set()))
+    patches = {patch.name: "absent" for patch in release.patches.patches}
+    overlay = {path: "absent" for path in release.overlay}
+    if unknown:
+        patches = {patch.name: _patch_state(tree, patch) for patch in release.patches.patches}
+    for path in release.overlay:
+        found = file_blob(tree.path(path))
+        if found is not None:
+            overlay[path] = "applied" if found == blob_id(release.overlay[path]) else "edited"
+    reasons = [f"{path}: in the way, not put there by apply" for path in strays]
+    if not unknown and not strays:
+        state = "clean"
+    elif strays or set(patches.values()) & {"applied", "partial"}:
+        state = "partial"
+        reasons.append(f"patched, but without {MANIFEST}: not by this tool, or the manifest was deleted")
+    else:
+        state = "drifted"
+        reasons.append(f"{len(unknown)} of {len(pin.blobs)} files are not those of {pin.name}")
+    return State(state, pin.name, None, patches, overlay, {}, unknown=unknown, reasons=reasons)
+
+
+def _patched(tree: Tree, release: Release, manifest: Manifest, kernel_sources: str) -> State:
+    edits: list[Difference] = []
+    reasons: list[str] = []
+    at_base: list[str] = []
+    for path, blobs in manifest.files.items():
+        found = file_blob(tree.path(path))
+        if found == blobs["base"] != blobs["applied"]:
+            at_base.append(path)
+        elif found != blobs["applied"]:
+            edits.append(Difference(path, blobs["applied"], found))
+    overlay: dict[str, str] = {}
+    for path, blob in manifest.overlay.items():
+        found = file_blob(tree.path(path))
+        overlay[path] = "applied" if found == blob else "absent" if found is None else "edited"
+        if overlay[path] == "edited":
+            edits.append(Difference(path, blob, found))
+    for blob in {blobs["base"] for blobs in manifest.files.values()}:
+        found = file_blob(tree.path(f"{ORIGINALS}/{blob}"))
+        if found != blob:
+            edits.append(Difference(f"{ORIGINALS}/{blob}", blob, found))
+    kernels: dict[str, str] = {}
+    if manifest.kernels is not None:
+        found = file_blob(tree.path(LIBRARY))
+        stale = manifest.kernels.sources != kernel_sources
+        kind = (
+            "missing"
+            if found is None
+            else "edited"
+            if found != manifest.kernels.library
+            else "stale"
+            if stale
+            else "built"
+        )
+        kernels = {arch: kind for arch in manifest.kernels.arches}
+    ours = {MANIFEST, *manifest.overlay} | ({LIBRARY} if manifest.kernels else set())
+    edits += [Difference(path, None, file_blob(tree.path(path))) for path in _strays(tree, ours)]
+
+    absent = [path for path, state in overlay.items() if state == "absent"]
+    if edits:
+        state = "edited"
+        reasons.append("files were changed since they were applied")
+    elif at_base or absent or "missing" in kernels.values():
+        state = "partial"
+        reasons += [f"{path}: back at the release's content" for path in at_base]
+        reasons += [f"{path}: missing" for path in absent]
+        reasons += [f"{LIBRARY}: missing"] * ("missing" in kernels.values())
+    elif manifest.pin != release.pin.name:
+        state = "drifted"
+        reasons.append(f"patched for {manifest.pin}, asked for {release.pin.name}")
+    elif manifest.patch_set != release.digest:
+        state = "drifted"
+        reasons.append("patched from another version of the patch set; `apply.py apply` brings it up to date")
+    elif set(kernels.values()) & {"stale", "edited"}:
+        state = "drifted"
+        reasons.append("kernels were built from other sources; `apply.py apply` builds them again")
+    else:
+        state = "applied"
+    if state in ("applied", "drifted"):
+        patches = {name: "applied" for name in manifest.patches}
+    else:
+        known = {patch.name: patch for patch in release.patches.patches}
+        patches = {name: _patch_state(tree, known[name]) if name in known else "drifted" for name in manifest.patches}
+    return State(state, manifest.pin, manifest, patches, overlay, kernels, edits=edits, reasons=reasons)
+
+
+def _patch_state(tree: Tree, patch: Patch) -> str:
+    states = set()
+    for file in patch.files:
+        data = tree.read(file.path)
+        states.add("drifted" if data is None else state_of(file.hunks, split_lines(decode(data))))
+    return states.pop() if len(states) == 1 else "drifted" if "drifted" in states else "partial"
+
+
+def _strays(tree: Tree, ours: set[str]) -> Iterator[str]:
+    """Files in our folder that are not `ours`, byte code left out."""
+    for path in sorted(tree.path(HOME).rglob("*")):
+        rel = path.relative_to(tree.package).as_posix()
+        if path.is_dir() or "__pycache__" in path.parts or rel.startswith((f"{JOURNAL}/", f"{ORIGINALS}/")):
+            continue
+        if rel not in ours:
+            yield rel
+
+
+def _summary(states: dict[str, str]) -> str:
+    kinds = set(states.values())
+    return kinds.pop() if len(kinds) == 1 else "edited" if "edited" in kinds else "partial" if kinds else "absent"

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the SGLang package that --sglang means."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from applier.blob import read
+from applier.errors import DriftError, UsageError
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A `sglang` package folder, and the git repository it is part of, if any."""
+
+    package: Path
+    git_root: Path | None
+
+    def path(self, rel: str) -> Path:
+        """Absolute path of `rel`; refuses whatever would leave the package, links included."""
+        path = self.package / rel
+        inside = path.parent.resolve() / path.name
+        if path.is_symlink():
+            inside = path.resolve()
+        if not inside.is_relative_to(self.package):
+            raise DriftError(f"{rel} leads out of {self.package} (to {inside}); nothing is written outside the package")
+        return path
+
+    def read(self, rel: str) -> bytes | None:
+        """Bytes of a file of the package, None where it is missing."""
+        return read(self.path(rel))
+
+    @property
+    def import_root(self) -> Path:
+        """What goes on PYTHONPATH."""
+        return self.package.parent
+
+
+def locate(folder: Path) -> Tree:
+    """The tree meant by a repository root, its python/, site-packages or the package itself."""
+    folder = folder.expanduser().resolve()
+    if not folder.is_dir():
+        raise UsageError(f"--sglang {folder}: no such folder")
+    for candidate in (folder, folder / "sglang", folder / "python" / "sglang"):
+        if (candidate / "srt").is_dir() and (candidate / "__init__.py").is_file():
+            return _tree(candidate.resolve())
+    editable = _editable_source(folder)
+    if editable is not None and editable != folder:
+        return locate(editable)
+    raise UsageError(
+        f"--sglang {folder}: no sglang package there; "
+        "give a repository root, its python/ folder, site-packages, or the package folder itself"
+    )
+
+
+def _tree(package: Path) -> Tree:
+    for root in (package.parent, package.parent.parent):
+        if (root / ".git").exists():
+            return Tree(package, root)
+    return Tree(package, None)
+
+
+def _editable_source(site_packages: Path) -> Path | None:
+    """The checkout behind an editable install, told by its direct_url.json."""
+    for info in sorted(site_packages.glob("sglang-*.dist-info/direct_url.json")):
+        url = json.loads(info.read_text(encoding="utf-8"))
+        if url.get("dir_info", {}).get("editable") and url.get("url", "").startswith("file:"):
+            return Path(unquote(urlsplit(url["url"]).path)).resolve()
+    return None
