@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""ruff, mypy and clang-format over the checkout, in build/venv-lint (made once). Exit 1 where one complains."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit(f"{sys.argv[0]} needs Python 3.10 or newer")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from applier import bootstrap
+from applier.errors import UsageError
+from applier.kernels import SUFFIXES
+from applier.layout import CHECKOUT
+from applier.say import note
+
+
+def main() -> int:
+    requirements = (CHECKOUT.root / "tests" / "requirements-lint.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [line for line in requirements if line and not line.startswith("#")]
+    try:
+        python = bootstrap.environment(CHECKOUT.build / "venv-lint", wanted, "the linters")
+    except UsageError as error:
+        note("\n  ".join([f"error: {error.message}", *error.details]))
+        return error.exit_code
+    tools = python.parent
+    cuda = [str(path) for path in sorted(CHECKOUT.kernels.rglob("*")) if path.suffix in SUFFIXES]
+    commands: list[list[str | Path]] = [
+        [tools / "ruff", "check", "."],
+        [tools / "mypy"],
+        [tools / "clang-format", "--dry-run", "--Werror", *cuda],
+    ]
+    failed = [Path(command[0]).name for command in commands if subprocess.run(command, cwd=CHECKOUT.root).returncode]
+    if failed:
+        note(f"lint: {', '.join(failed)} complained")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

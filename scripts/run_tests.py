@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests: makes build/venv-tests with all they need (once), then pytest with the arguments given.
+
+    python3 scripts/run_tests.py [pytest arguments]
+
+Where the running interpreter has everything already, it is used as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit(f"{sys.argv[0]} needs Python 3.10 or newer")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from applier import bootstrap
+from applier.errors import UsageError
+from applier.layout import CHECKOUT
+from applier.requirements import satisfied
+from applier.say import note
+from applier.toolchain import provide_host_compiler
+
+TORCH = "torch==2.13.0"
+OWN = CHECKOUT.root / "tests" / "requirements.txt"
+SGLANG = CHECKOUT.root / "tests" / "requirements-sglang.txt"  # a closed list: installed without looking at dependencies
+
+
+def main(arguments: list[str]) -> int:
+    try:
+        bootstrap.provide_command("git", "git", "the tests")
+        provide_host_compiler()
+        python = _python()
+    except UsageError as error:
+        note("\n  ".join([f"error: {error.message}", *error.details]))
+        return error.exit_code
+    os.chdir(CHECKOUT.root)
+    path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")])
+    os.execve(python, [python, "-m", "pytest", *arguments], {**os.environ, "PATH": path})
+
+
+def _python() -> str:
+    """An interpreter that can run the tests."""
+    wanted = [TORCH, *OWN.read_text(encoding="utf-8").splitlines(), *SGLANG.read_text(encoding="utf-8").splitlines()]
+    if satisfied(wanted):
+        return sys.executable
+    installs = [[TORCH], ["-r", str(OWN)], ["--no-deps", "-r", str(SGLANG)]]
+    return str(bootstrap.environment(CHECKOUT.build / "venv-tests", wanted, "the tests", installs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

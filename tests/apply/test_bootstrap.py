@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting from an interpreter that has nothing, and from one that has everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from applier import bootstrap
+from applier.errors import UsageError
+from applier.obtain import fetch_wheel, unpack_release
+from applier.pin import Pin
+from applier.requirements import satisfied
+from checkout import Checkout, tree_hash
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> str:
+    """A Python with the standard library and nothing else, not even pip."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    return str(tmp_path / "bare/bin/python")
+
+
+def run(checkout: Checkout, python: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [python, *checkout.command(*arguments)[1:]]
+    return subprocess.run(command, capture_output=True, text=True, env=checkout.env(environment), check=False)
+
+
+def test_a_bare_python_makes_its_own_environment_once(checkout: Checkout, bare: str) -> None:
+    before = tree_hash(checkout.package)
+    first = run(checkout, bare, "apply", "--no-build")
+    assert first.returncode == 0, first.stderr
+    assert "setting up build/venv-apply" in first.stderr
+    second = run(checkout, bare, "revert")
+    assert second.returncode == 0 and second.stderr == ""
+    assert tree_hash(checkout.package) == before
+    (checkout.package / "launch_server.py").write_text("import sys\nprint(sys.executable)\n")
+    assert run(checkout, bare, "apply", "--arch", "120").returncode == 0
+    served = run(checkout, bare, "serve", "--", "x")
+    assert served.stdout.splitlines()[-1] == bare, "SGLang runs in the Python that was asked, not in ours"
+
+
+def test_without_network_it_says_what_is_missing(checkout: Checkout, bare: str) -> None:
+    offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+    before = tree_hash(checkout.package)
+    refused = run(checkout, bare, "check", **offline)
+    assert refused.returncode == 2 and "missing Python modules: unidiff" in refused.stderr
+    assert tree_hash(checkout.package) == before
+    off = run(checkout, bare, "check", TREEVERIFY_NO_BOOTSTRAP="1")
+    assert off.returncode == 2 and "TREEVERIFY_NO_BOOTSTRAP" in off.stderr
+    assert not (checkout.root / "build").exists() or not list((checkout.root / "build").rglob(bootstrap.STAMP))
+
+
+def test_a_python_that_has_everything_is_used_as_it_is(checkout: Checkout) -> None:
+    assert checkout.run("apply", "--no-build").returncode == 0
+    assert not (checkout.root / "build").exists()
+
+
+def test_a_half_made_environment_is_made_again(checkout: Checkout, bare: str) -> None:
+    half = checkout.root / "build/venv-apply/bin/python"
+    half.parent.mkdir(parents=True)
+    half.write_text("not a program")
+    assert run(checkout, bare, "check").returncode == 0
+    assert (half.parent.parent / bootstrap.STAMP).is_file()
+
+
+@pytest.mark.skipif(not Path("/usr/bin/apt-get").exists(), reason="no apt-get here")
+def test_without_root_the_exact_line_is_printed(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.touch()
+    told.chmod(0o666)
+    with told.open("w") as file:
+        child = os.fork()
+        if child == 0:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            try:
+                bootstrap.apt_install(["g++"], "nvcc")
+            except UsageError as error:
+                file.write(error.message)
+                file.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert "sudo sh -c 'apt-get update && apt-get install -y g++'" in told.read_text()
+
+
+def test_the_made_tree_is_deterministic(pin: Pin, pristine: Path, tmp_path: Path) -> None:
+    unpack_release(pin, fetch_wheel(pin), tmp_path / "again")
+    heads = [
+        subprocess.run(["git", "-C", tree, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+        for tree in (pristine, tmp_path / "again")
+    ]
+    assert heads[0] == heads[1]
+    assert tree_hash(pristine) == tree_hash(tmp_path / "again")
+    clean = subprocess.run(["git", "-C", pristine, "status", "--porcelain"], capture_output=True, text=True, check=True)
+    assert clean.stdout == ""
+
+
+def test_requirements_are_read() -> None:
+    have = f"pytest>=8\n# a comment\n\npytest=={pytest.__version__}  # exact\nnosuch==1; python_version < '3.0'"
+    assert satisfied(have.splitlines())
+    for line in ("no-such-package", "pytest==0.0.1", "pytest>=9999", "pytest ~= 1", "nosuch; python_version >= '3.0'"):
+        assert not satisfied([line]), line

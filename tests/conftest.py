@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for all tests: real SGLang trees, and the gpu marker."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from applier.layout import CHECKOUT, cache_dir
+from applier.lock import locked
+from applier.obtain import fetch_wheel, unpack_release
+from applier.pin import Pin, choose_pin
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips gpu tests, with the reason shown, where torch has no GPU."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+
+
+@pytest.fixture(scope="session")
+def pin() -> Pin:
+    """The default pin."""
+    return choose_pin(CHECKOUT, None)
+
+
+@pytest.fixture(scope="session")
+def pristine(pin: Pin) -> Path:
+    """The release as a git repository, made from the PyPI wheel once and kept in the cache. Nobody writes to it."""
+    folder = cache_dir() / "trees"
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"sglang-{pin.tag}"
+    with locked(folder, timeout=900):
+        if not target.exists():
+            unpack_release(pin, fetch_wheel(pin), target)
+    return target
+
+
+@pytest.fixture
+def sglang_tree(pristine: Path, tmp_path: Path) -> Path:
+    """A repository of its own with python/sglang as released."""
+    return Path(shutil.copytree(pristine, tmp_path / "sglang", symlinks=True))
+
+
+@pytest.fixture(scope="session")
+def stock_tree(pristine: Path) -> Path:
+    """The folder that holds the package as released, for PYTHONPATH. Not to be written to."""
+    return pristine / "python"
+
+
+@pytest.fixture(scope="session")
+def patched_tree(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that holds the patched package, for PYTHONPATH: applied by apply.py, without kernels."""
+    root = tmp_path_factory.mktemp("patched") / "sglang"
+    shutil.copytree(pristine, root, symlinks=True)
+    command = [sys.executable, CHECKOUT.root / "apply.py", "apply", "--no-build", "--sglang", root]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return root / "python"
