@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,7 +55,7 @@ class Timer:
             end.record()
             torch.cuda.synchronize()
             times.append(start.elapsed_time(end) * 1e3)
-        return statistics.median(times)
+        return float(statistics.median(times))
 
 
 def ceilings(timer: Timer) -> dict[str, float]:
@@ -123,39 +124,50 @@ def flashinfer_mla(case: cases.Case, prefix: int, backend: str) -> Callable[[], 
     return lambda: wrapper.run(q_nope, q_pe, ckv, kpe, out=out)
 
 
+class Shape(NamedTuple):
+    """One row of the bench."""
+
+    bs: int
+    heads: int
+    n: int
+    kv: int
+
+
+def peer_run(peer: str, tree: cases.Case, chain: cases.Case, kv: int) -> tuple[cases.Case, Callable[[], torch.Tensor]]:
+    """The step a peer is given, and how to run it: Triton gets the tree, FlashInfer the chain."""
+    return (tree, triton_extend(tree, kv)) if peer == "triton" else (chain, flashinfer_mla(chain, kv, peer))
+
+
 def bench_shape(
-    timer: Timer, pool: torch.Tensor, shape: tuple[int, int, int, int], peers: list[str], limits: dict[str, float]
-) -> dict:
+    timer: Timer, pool: torch.Tensor, shape: Shape, peers: list[str], limits: dict[str, float]
+) -> dict[str, Any]:
     """One row of the results: times, errors against the reference, ratios, fractions of the roofline."""
     bs, heads, n, kv = shape
-    case = cases.make_case([kv] * bs, n, heads, pool=pool, seed=SEED)
-    row: dict[str, object] = {"bs": bs, "heads": heads, "n": n, "kv": kv, "nsplit": case.nsplit}
-    expected = case.expected()
-    row["treeverify_err"] = reference.worst_row_error(case.run(), expected)
-    row["treeverify_us"] = ours = timer(case.run)
+    tree = cases.make_case([kv] * bs, n, heads, pool=pool, seed=SEED)
     chain = cases.make_case([kv] * bs, n, heads, pool=pool, seed=SEED, mask_kind=abi.MASK_NONE)
+    row: dict[str, Any] = {**shape._asdict(), "nsplit": tree.nsplit}
+    row["treeverify_err"] = reference.worst_row_error(tree.run(), tree.expected())
+    row["treeverify_us"] = ours = timer(tree.run)
     row["treeverify_chain_us"] = timer(chain.run)
-    chain_expected = chain.expected()
     for peer in peers:
         if peer == "triton" and kv > 200_000:
             continue
-        build = (lambda: triton_extend(case, kv)) if peer == "triton" else (lambda p=peer: flashinfer_mla(chain, kv, p))
         try:
-            run = build()
-            row[f"{peer}_err"] = reference.worst_row_error(run(), expected if peer == "triton" else chain_expected)
-            row[f"{peer}_us"] = timer(run, 5 if peer == "triton" else 20)
-            row[f"{peer}_ratio"] = row[f"{peer}_us"] / ours  # type: ignore[operator]
+            case, run = peer_run(peer, tree, chain, kv)
+            row[f"{peer}_err"] = reference.worst_row_error(run(), case.expected())
+            row[f"{peer}_us"] = theirs = timer(run, 5 if peer == "triton" else 20)
+            row[f"{peer}_ratio"] = theirs / ours
         except Exception as e:  # a peer that fails must not cost the run: the row says why
             row[f"{peer}_failed"] = repr(e)[:300]
     tokens = bs * (kv + n)
     row["read_us"] = tokens * KEY_DIM * 2 / limits["read_gbs"] / 1e3
     row["matmul_us"] = 2 * tokens * n * heads * (KEY_DIM + LATENT) / limits["matmul_tflops"] / 1e6
-    row["roofline_fraction"] = max(row["read_us"], row["matmul_us"]) / ours  # type: ignore[type-var, operator]
+    row["roofline_fraction"] = max(row["read_us"], row["matmul_us"]) / ours
     return {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="BS,H,N,KV")
     parser.add_argument("--peers", default="triton,fa2,fa3", help="comma-separated, may be empty")
@@ -166,10 +178,10 @@ def main() -> None:
     timer = Timer()
     limits = ceilings(timer)
     print(json.dumps(limits), flush=True)
-    shapes = [tuple(int(x) for x in s.split(",")) for s in args.shapes]
-    slots = max(bs * (kv + n) for bs, _, n, kv in shapes) + 64
+    shapes = [Shape(*map(int, text.split(","))) for text in args.shapes]
+    slots = max(shape.bs * (shape.kv + shape.n) for shape in shapes) + 64
     pool = torch.randn(max(slots, 8 * 33000), 1, KEY_DIM, device="cuda", dtype=torch.bfloat16) * 0.3
-    result = {**environment(), "commit": args.commit, "ceilings": limits, "rows": []}
+    result: dict[str, Any] = {**environment(), "commit": args.commit, "ceilings": limits, "rows": []}
     for shape in shapes:
         row = bench_shape(timer, pool, shape, [p for p in args.peers.split(",") if p], limits)
         print(json.dumps(row), flush=True)
