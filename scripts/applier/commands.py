@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ from applier.release import Release, load_release
 from applier.say import note, result, result_json
 from applier.state import EXIT_OK, State, closest_pin, inspect
 from applier.tree import Tree, locate
+
+SERVER_NEEDS = ["torch", "transformers", "sgl_kernel", "flashinfer"]
+"""Stands for SGLang's dependencies."""
 
 
 @dataclass(frozen=True)
@@ -153,12 +157,14 @@ def selftest(options: Namespace) -> int:
             "selftest needs a GPU and nvidia-smi finds none; run it on the machine that serves (doctor says more)"
         )
     target = _applied(options)
+    _say_missing(options.python, target.release.pin, ["torch"])
     return _become(options, target.tree, ["-m", "sglang.srt.treeverify.selftest", *options.arguments])
 
 
 def serve(options: Namespace) -> int:
     """The patched server with the arguments given."""
     target = _applied(options)
+    _say_missing(options.python, target.release.pin, SERVER_NEEDS)
     return _become(options, target.tree, ["-m", "sglang.launch_server", *options.arguments])
 
 
@@ -274,6 +280,20 @@ def _save_edits(target: Target) -> None:
             if item.expected is None:
                 target.tree.path(item.path).unlink()
     note(f"your edits are kept in {folder}")
+
+
+def _say_missing(python: str, pin: Pin, modules: list[str]) -> None:
+    """A line of advice where the user's Python lacks what SGLang imports; what follows will fail by itself."""
+    code = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None], sep=', ')"
+    try:
+        found = subprocess.run([python, "-c", code, *modules], capture_output=True, text=True, check=False)
+    except OSError:
+        return  # _become says so
+    if missing := found.stdout.strip():
+        note(
+            f"{python} lacks {missing}. `{python} -m pip install sglang=={pin.pypi}` brings SGLang's dependencies (the "
+            "patched tree still comes first); --python names another interpreter"
+        )
 
 
 def _become(options: Namespace, tree: Tree, arguments: list[str]) -> int:

@@ -41,6 +41,7 @@ def test_a_bare_python_makes_its_own_environment_once(checkout: Checkout, bare: 
     assert run(checkout, bare, "apply", "--arch", "120").returncode == 0
     served = run(checkout, bare, "serve", "--", "x")
     assert served.stdout.splitlines()[-1] == bare, "SGLang runs in the Python that was asked, not in ours"
+    assert f"{bare} lacks torch" in served.stderr and "pip install sglang==" in served.stderr
 
 
 def test_without_network_it_says_what_is_missing(checkout: Checkout, bare: str) -> None:
