@@ -9,7 +9,9 @@ import subprocess
 from dataclasses import dataclass
 
 from applier.errors import UsageError
+from applier.say import note
 
+OLDEST = 8.0  # compute capability the kernels need
 OWN_FEATURES = {"9.0": "90a"}  # capabilities whose kernels use instructions of that chip alone
 
 KB = 1024
@@ -53,7 +55,7 @@ def parse_arches(text: str) -> list[str]:
     for part in parts:
         if not re.fullmatch(r"\d{2,3}[af]?", part):
             raise UsageError(f"--arch {part!r}: not an architecture; write them like 90a,120")
-        if int(part.rstrip("af")) < 80:
+        if capability(part) < OLDEST:
             raise UsageError(f"--arch {part}: the kernels need sm_80 or newer")
     if not parts:
         raise UsageError("--arch names no architecture; write them like 90a,120")
@@ -64,11 +66,17 @@ def choose_arches(asked: str | None, recorded: list[str] | None = None) -> list[
     """What to build for: --arch, else the cards found, else what the tree was built for before."""
     if asked:
         return parse_arches(asked)
-    found = sort_arches([gpu.arch for gpu in found_gpus()])
+    gpus = found_gpus()
+    found = sort_arches([gpu.arch for gpu in gpus if float(gpu.capability) >= OLDEST])
+    old = ", ".join(sorted({f"{gpu.name} (sm_{gpu.arch})" for gpu in gpus if float(gpu.capability) < OLDEST}))
     if found:
+        if old:
+            note(f"note: {old} is older than sm_80 and gets no kernels")
         return found
     if recorded:
         return recorded
+    if old:
+        raise UsageError(f"{old}: the kernels need sm_80 or newer; --arch builds for another machine")
     raise UsageError(
         "no GPU found, so there is nothing to tell what to build the kernels for; "
         "give --arch (90a for H100/H200, 120 for RTX PRO 6000, several as 90a,120), or --no-build"
@@ -82,6 +90,15 @@ def sort_arches(arches: list[str]) -> list[str]:
 def capability(arch: str) -> float:
     """ "90a" as 9.0."""
     return int(arch.rstrip("af")) / 10
+
+
+def runs_on(arch: str, gpu: Gpu) -> bool:
+    """Whether machine code for `arch` runs on a card: the same major, no newer minor; with a letter, that chip only."""
+    if arch[-1] in "af":
+        return arch == gpu.arch
+    major, minor = divmod(int(arch), 10)
+    gpu_major, gpu_minor = map(int, gpu.capability.split("."))
+    return major == gpu_major and minor <= gpu_minor
 
 
 def shared_limit(arch: str) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,19 +22,38 @@ NEEDS_TREE = ("apply", "check", "status", "revert", "doctor", "selftest", "serve
 
 def main(arguments: list[str]) -> int:
     """Runs one command; gives the exit code."""
-    options = _parser().parse_args(_with_default(arguments))
+    options = _parse(_with_default(arguments))
+    as_json = getattr(options, "json", False)
     try:
         bootstrap.require(*_modules(options))
         return _command(options.command)(options)
     except ApplierError as error:
-        return _refuse(error, getattr(options, "json", False))
+        return _refuse(error, as_json)
     except PermissionError as error:
-        return _refuse(UsageError(f"no permission to write {error.filename}; run as the owner of the tree"), False)
+        return _refuse(UsageError(f"no permission for {error.filename}; run as the owner of the tree"), as_json)
+    except BrokenPipeError:  # whoever read our output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
-        return _refuse(UsageError(f"{error.strerror or error}: {error.filename or 'while writing'}; taken back"), False)
+        done = "; taken back" if options.command in ("apply", "revert") else ""
+        return _refuse(UsageError(f"{error.strerror or error}: {error.filename or 'while writing'}{done}"), as_json)
     except KeyboardInterrupt:
         note("interrupted")
         return 130
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """serve and selftest hand on what is not ours, with or without `--` in front."""
+    parser = _parser()
+    ours, theirs = arguments, []
+    if "--" in arguments:
+        at = arguments.index("--")
+        ours, theirs = arguments[:at], arguments[at + 1 :]
+    options, unknown = parser.parse_known_args(ours)
+    options.arguments = [*unknown, *theirs]
+    if options.arguments and options.command not in ("serve", "selftest"):
+        parser.error(f"unrecognized arguments: {' '.join(options.arguments)}")
+    return options
 
 
 def _with_default(arguments: list[str]) -> list[str]:
@@ -49,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, *flags: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, epilog=EPILOG)
+        sub = commands.add_parser(name, help=text, description=text, epilog=EPILOG, allow_abbrev=False)
         if name in NEEDS_TREE:
             sub.add_argument(
                 "--sglang", type=Path, metavar="DIR", help="repository root, its python/, site-packages or package"
@@ -81,12 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     command("list", "pins and their patches")
     command("build", "compile the kernels into build/", "arch", "json")
     command("doctor", "what this machine has and what to mend", "json", "python")
-    for name, text in (
-        ("selftest", "every kernel on this machine's GPU against the reference"),
-        ("serve", "start the patched server; arguments for it after --"),
-    ):
-        sub = command(name, text, "python")
-        sub.add_argument("arguments", nargs="*", metavar="-- ARGUMENTS")
+    command("selftest", "every kernel on this machine's GPU against the reference (--json, --no-bench)", "python")
+    command("serve", "start the patched server; everything else is handed to sglang.launch_server", "python")
     return parser
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from argparse import Namespace
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from applier import journal
-from applier.arch import choose_arches, found_gpus
+from applier.arch import OLDEST, choose_arches, found_gpus, runs_on, sort_arches
 from applier.bootstrap import ORIGINAL
 from applier.errors import DriftError, UsageError
 from applier.gitinfo import commit_note
@@ -43,7 +44,10 @@ class Target:
 
 def apply(options: Namespace) -> int:
     """Everything in memory first, kernels into build/, then one journalled write."""
+    if not options.no_build and (options.arch or (options.sglang is None and not _has_made_tree(options))):
+        choose_arches(options.arch)  # says what is wrong before anything is fetched
     target = _target(options, make=True)
+    _require_writable(target)
     plan = _planned(target, options)
     kernels = _kernels(options, target.state)
     with _writing(target.tree):
@@ -56,8 +60,7 @@ def check(options: Namespace) -> int:
     """What apply does before it compiles and writes."""
     target = _target(options)
     plan = _planned(target, options)
-    if not os.access(target.tree.package / "srt", os.W_OK):
-        raise UsageError(f"{target.tree.package} is not writable for you; apply as its owner")
+    _require_writable(target)
     if options.json:
         result_json(
             {
@@ -168,6 +171,15 @@ def serve(options: Namespace) -> int:
     return _become(options, target.tree, ["-m", "sglang.launch_server", *options.arguments])
 
 
+def _require_writable(target: Target) -> None:
+    if not os.access(target.tree.package / "srt", os.W_OK):
+        raise UsageError(f"{target.tree.package} is not writable for you; apply as its owner")
+
+
+def _has_made_tree(options: Namespace) -> bool:
+    return made_tree(CHECKOUT, choose_pin(CHECKOUT, options.pin)).exists()
+
+
 def _target(options: Namespace, make: bool = False) -> Target:
     """The tree that is meant, settled where a run was interrupted, and its state."""
     folder: Path | None = options.sglang
@@ -232,7 +244,10 @@ def _kernels(options: Namespace, state: State) -> Built | Kernels | None:
     arches = choose_arches(options.arch, recorded.arches if recorded else None)
     if current and set(arches) <= set(current.arches):
         return current
-    return build(CHECKOUT, arches)
+    kept = set(recorded.arches) - set(arches) if recorded else set()
+    if kept:
+        note(f"note: the tree keeps its kernels for sm_{', sm_'.join(sort_arches([*kept]))} too (revert drops them)")
+    return build(CHECKOUT, sort_arches([*kept, *arches]))
 
 
 def _say_applied(target: Target, plan: Plan, kernels: Built | Kernels | None, changed: bool) -> None:
@@ -243,15 +258,31 @@ def _say_applied(target: Target, plan: Plan, kernels: Built | Kernels | None, ch
     arches = ", ".join(f"sm_{arch}" for arch in kernels.arches) if kernels else "none (--no-build)"
     result(f"{package}: patched for {pin.name}")
     result(f"  {len(target.release.patches.patches)} patches in {len(plan.patched)} files, kernels: {arches}")
-    where = f" --sglang {package}" if package != made_tree(CHECKOUT, pin) / "python" / "sglang" else ""
+    where = _where(target)
     result(f"  serve: python3 apply.py serve{where} -- --model-path …    undo: python3 apply.py revert{where}")
 
 
+def _where(target: Target) -> str:
+    """The --sglang a further command on this tree needs, ready to paste; nothing for the tree we made."""
+    package = target.tree.package
+    made = made_tree(CHECKOUT, target.release.pin) / "python" / "sglang"
+    return "" if package == made else f" --sglang {shlex.quote(str(package))}"
+
+
 def _applied(options: Namespace) -> Target:
+    """A tree that can serve here: patched, with kernels for every card that can have some."""
     target = _target(options)
     if target.state.state != "applied" or not target.state.kernels:
         what = target.state.state if target.state.state != "applied" else "applied without kernels"
-        raise DriftError(f"{target.tree.package} is {what}; run `apply.py apply` first", target.state.reasons)
+        advice = f"run `apply.py apply{_where(target)}` first"
+        raise DriftError(f"{target.tree.package} is {what}; {advice}", target.state.reasons)
+    gpus = [gpu for gpu in found_gpus() if float(gpu.capability) >= OLDEST]
+    unserved = sort_arches([gpu.arch for gpu in gpus if not any(runs_on(arch, gpu) for arch in target.state.kernels)])
+    if unserved:
+        raise DriftError(
+            f"{target.tree.package} has kernels for sm_{', sm_'.join(target.state.kernels)}, none for this machine's "
+            f"sm_{', sm_'.join(unserved)}; run `apply.py apply{_where(target)} --arch {','.join(unserved)}`"
+        )
     return target
 
 
@@ -298,6 +329,9 @@ def _say_missing(python: str, pin: Pin, modules: list[str]) -> None:
 
 def _become(options: Namespace, tree: Tree, arguments: list[str]) -> int:
     """Replaces this process with the user's Python, the patched tree first on its path."""
+    here = Path.cwd() / "sglang"
+    if here.is_dir() and here.resolve() != tree.package.resolve():
+        raise UsageError(f"{here} would be run in place of {tree.package}: `python -m` looks here first; cd elsewhere")
     path = [str(tree.import_root), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     environment.pop(ORIGINAL, None)

@@ -79,7 +79,7 @@ def build(layout: Layout, arches: list[str]) -> Built:
     units = [name for name in sources if name.endswith(".cu")]
     if not units:
         raise UsageError(f"no kernel sources in {layout.kernels}")
-    nvcc, version, ninja = _tools(layout)
+    nvcc, version, ninja = _tools(layout, arches)
     home = layout.build / "kernels"
     folder = home / "_".join(arches)
     (folder / "obj").mkdir(parents=True, exist_ok=True)
@@ -91,11 +91,11 @@ def build(layout: Layout, arches: list[str]) -> Built:
     return Built(folder / LIBRARY_NAME, sources_digest(layout), arches, version, rows)
 
 
-def _tools(layout: Layout) -> tuple[Nvcc, str, Path]:
+def _tools(layout: Layout, arches: list[str]) -> tuple[Nvcc, str, Path]:
     """nvcc, its version, ninja; what is missing is fetched where that can be done."""
     try:
         provide_host_compiler()
-        nvcc = find_nvcc(layout) or provide_nvcc(layout)
+        nvcc = find_nvcc(layout, arches) or provide_nvcc(layout, arches)
         version = nvcc.version()
         ninja = find_ninja()
     except UsageError as error:
@@ -187,9 +187,9 @@ def _run(ninja: Path, folder: Path, mirror: Path, kernels: Path) -> None:
 def _essence(lines: list[str]) -> list[str]:
     """The compiler's own words: ninja's and ptxas's chatter left out."""
     noise = re.compile(
-        r"ninja: |\[\d+/\d+\] |FAILED: |ptxas info|\s+\d+ bytes stack frame|TREEVERIFY_NVCC=|(\S+/)?nvcc "
+        r"ninja: |\[\d+/\d+\] |FAILED: |ptxas info|\s+\d+ bytes stack frame|TREEVERIFY_NVCC=|(\S+/)?nvcc -"
     )
-    kept = [line for line in lines if line.strip() and not noise.match(line)] or lines
+    kept = list(dict.fromkeys(line for line in lines if line.strip() and not noise.match(line))) or lines
     return kept if len(kept) <= 60 else [*kept[:60], f"({len(kept) - 60} more lines)"]
 
 

@@ -16,6 +16,10 @@ from pathlib import Path
 from applier.bootstrap import apt_install, pip_install
 from applier.errors import UsageError
 from applier.layout import Layout
+from applier.say import note
+
+KNOWN_SINCE = {"90": (12, 0), "100": (12, 8), "103": (12, 9), "120": (12, 8), "121": (12, 9)}
+"""First CUDA whose nvcc compiles for an architecture and takes our sources; 11.8 for older ones."""
 
 PYPI_CUDA = "nvidia/cu13"
 PYPI_PACKAGES = [f"nvidia-{part}==13.0.*" for part in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-cccl", "cuda-runtime")]
@@ -41,9 +45,17 @@ class Nvcc:
         return match[1]
 
 
-def find_nvcc(layout: Layout) -> Nvcc | None:
-    """CUDA_HOME, PATH, /usr/local/cuda, PyPI's nvidia-cuda-nvcc: the first that is there."""
-    return next(_candidates(layout), None)
+def find_nvcc(layout: Layout, arches: list[str] | None = None) -> Nvcc | None:
+    """CUDA_HOME, PATH, /usr/local/cuda, PyPI's nvidia-cuda-nvcc: the first that is there and knows `arches`."""
+    needed = max((KNOWN_SINCE.get(arch.rstrip("af"), (11, 8)) for arch in arches or []), default=(0, 0))
+    for nvcc in _candidates(layout):
+        if arches is None:
+            return nvcc
+        version = nvcc.version()
+        if tuple(map(int, version.split(".")[:2])) >= needed:
+            return nvcc
+        note(f"note: {nvcc.path} is {version}, too old for sm_{', sm_'.join(arches)} (CUDA {needed[0]}.{needed[1]})")
+    return None
 
 
 def _candidates(layout: Layout) -> Iterator[Nvcc]:
@@ -82,13 +94,15 @@ def provide_host_compiler() -> None:
         apt_install(["g++"], "nvcc")
 
 
-def provide_nvcc(layout: Layout) -> Nvcc:
+def provide_nvcc(layout: Layout, arches: list[str] | None = None) -> Nvcc:
     """PyPI's nvcc and its parts, unpacked under build/cuda."""
     folder = pypi_folder(layout)
     pip_install(
-        folder, PYPI_PACKAGES, "no nvcc in CUDA_HOME, on PATH or in /usr/local/cuda: fetching PyPI's into build/cuda …"
+        folder,
+        PYPI_PACKAGES,
+        "no nvcc that would do in CUDA_HOME, on PATH or in /usr/local/cuda: fetching PyPI's …",
     )
-    nvcc = find_nvcc(layout)
+    nvcc = find_nvcc(layout, arches)
     if nvcc is None:
         raise UsageError(f"PyPI's packages put no nvcc below {folder}; set CUDA_HOME to a CUDA 13 toolkit")
     return nvcc

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from applier import ptxas
-from applier.arch import parse_arches, shared_limit
+from applier.arch import Gpu, parse_arches, runs_on, shared_limit
 from applier.errors import UsageError
 from checkout import KERNEL, ROOT, Checkout, tree_hash
 
@@ -205,6 +205,102 @@ def test_serve_runs_the_patched_tree(checkout: Checkout) -> None:
     assert checkout.run("apply", "--arch", "120").returncode == 0
     run = checkout.run("serve", "--", "--model-path", "x")
     assert run.returncode == 0 and run.stdout.endswith("serving --model-path x\n"), run.stderr
+
+
+def script(path: Path, text: str) -> Path:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def with_gpus(folder: Path, *cards: str) -> dict[str, str]:
+    """An environment whose nvidia-smi lists cards like "Quadro P400, 6.1"."""
+    lines = "".join(f"echo '{card}, 1 MiB, 580.1'; " for card in cards)
+    script(folder / "nvidia-smi", lines or "exit 1")
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_cards_older_than_sm_80_get_no_kernels(checkout: Checkout, tmp_path: Path) -> None:
+    both = with_gpus(tmp_path / "both", "Quadro P400, 6.1", "RTX PRO 6000, 12.0")
+    run = checkout.run("build", "--json", **both)
+    assert run.returncode == 0 and {row["arch"] for row in json.loads(run.stdout)} == {"120"}
+    assert "Quadro P400 (sm_61) is older than sm_80" in run.stderr
+    run = checkout.run("build", **with_gpus(tmp_path / "old", "Tesla T4, 7.5"))
+    assert run.returncode == 2 and "Tesla T4 (sm_75)" in run.stderr and "--arch" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "arch, capability, runs",
+    [("80", "8.9", True), ("89", "8.6", False), ("90a", "9.0", True), ("90", "9.0", True), ("120", "12.1", True)]
+    + [("90a", "10.0", False), ("120", "9.0", False), ("100", "12.0", False)],
+)
+def test_which_code_runs_on_which_card(arch: str, capability: str, runs: bool) -> None:
+    assert runs_on(arch, Gpu("card", capability, "", "")) is runs
+
+
+def test_serve_refuses_a_tree_without_code_for_the_card(checkout: Checkout, tmp_path: Path) -> None:
+    (checkout.package / "launch_server.py").write_text("print('serving')\n")
+    assert checkout.run("apply", "--arch", "120").returncode == 0
+    run = checkout.run("serve", "--", "x", **with_gpus(tmp_path / "h200", "NVIDIA H200, 9.0"))
+    assert run.returncode == 1 and "sm_90a" in run.stderr and f"--sglang {checkout.package} --arch 90a" in run.stderr
+    run = checkout.run("serve", "--", "x", **with_gpus(tmp_path / "pro", "RTX PRO 6000, 12.0"))
+    assert run.returncode == 0 and "serving" in run.stdout
+
+
+def test_an_nvcc_too_old_for_the_card_is_passed_over(checkout: Checkout, tmp_path: Path) -> None:
+    script(tmp_path / "old" / "bin" / "nvcc", "echo 'Build V12.0.140'")
+    run = checkout.run("build", "--arch", "120", "--json", CUDA_HOME=str(tmp_path / "old"))
+    assert run.returncode == 0 and "12.0.140, too old for sm_120 (CUDA 12.8)" in run.stderr
+
+
+def test_words_of_a_compiler_that_gives_up_are_shown_once(checkout: Checkout, tmp_path: Path) -> None:
+    fatal = "nvcc fatal   : Unsupported gpu architecture"
+    script(tmp_path / "bad" / "bin" / "nvcc", f'[ "$1" = --version ] && echo V13.0.88 && exit\necho "{fatal}"; exit 1')
+    run = checkout.run("build", "--arch", "120", CUDA_HOME=str(tmp_path / "bad"))
+    assert run.returncode == 4 and run.stderr.count(fatal) == 1
+
+
+def test_further_architectures_join_those_of_the_tree(checkout: Checkout) -> None:
+    assert checkout.run("apply", "--arch", "120").returncode == 0
+    run = checkout.run("apply", "--arch", "90a")
+    assert run.returncode == 0 and "keeps its kernels for sm_120" in run.stderr
+    state = json.loads(checkout.run("status", "--json").stdout)
+    assert [kernel["arch"] for kernel in state["kernels"]] == ["90a", "120"]
+
+
+def test_a_wrong_arch_is_said_before_anything_is_fetched(checkout: Checkout) -> None:
+    command = [sys.executable, str(checkout.root / "apply.py"), "apply", "--arch", "foo"]
+    run = subprocess.run(command, capture_output=True, text=True, env=checkout.env(), check=False)
+    assert run.returncode == 2 and "'foo'" in run.stderr
+    assert not list((checkout.root / "build").glob("sglang-*"))
+
+
+def test_what_is_not_ours_is_handed_on(checkout: Checkout) -> None:
+    (checkout.package / "launch_server.py").write_text("import sys\nprint('serving', *sys.argv[1:])\n")
+    assert checkout.run("apply", "--arch", "120").returncode == 0
+    run = checkout.run("serve", "--model-path", "x y", "--port", "1", "--", "--pin", "z")
+    assert run.stdout.endswith("serving --model-path x y --port 1 --pin z\n"), run.stderr
+    run = checkout.run("status", "--model-path", "x")
+    assert run.returncode == 2 and "unrecognized arguments: --model-path x" in run.stderr
+
+
+def test_another_sglang_in_the_current_folder_is_not_run(checkout: Checkout, tmp_path: Path) -> None:
+    (checkout.package / "launch_server.py").write_text("print('serving')\n")
+    assert checkout.run("apply", "--arch", "120").returncode == 0
+    (tmp_path / "sglang").mkdir()
+    command, env = checkout.command("serve", "--", "x"), checkout.env()
+    run = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, check=False)
+    assert run.returncode == 2 and "would be run in place of" in run.stderr
+    run = subprocess.run(command, capture_output=True, text=True, env=env, cwd=checkout.package.parent, check=False)
+    assert run.returncode == 0 and "serving" in run.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_error(checkout: Checkout) -> None:
+    command = f"{' '.join(map(str, checkout.command('list')))} | true"
+    run = subprocess.run(command, shell=True, capture_output=True, text=True, env=checkout.env(), check=False)
+    assert "Traceback" not in run.stderr and "error" not in run.stderr
 
 
 def test_two_builds_at_once(checkout: Checkout) -> None:

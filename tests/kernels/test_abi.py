@@ -38,6 +38,6 @@ def test_mask_kinds(host_build):
 def test_missing_library_names_the_way_out(monkeypatch, tmp_path):
     monkeypatch.setenv("TREEVERIFY_LIBRARY", str(tmp_path / "none.so"))
     abi.library.cache_clear()
-    with pytest.raises(RuntimeError, match=r"none\.so.*apply\.py build"):
+    with pytest.raises(RuntimeError, match=r"none\.so.*apply\.py apply"):
         abi.library()
     abi.library.cache_clear()

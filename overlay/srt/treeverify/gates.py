@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -82,11 +83,18 @@ def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -
     if trees:
         raise TreeRefused(
             f"treeverify: a draft tree ({server_args.speculative_algorithm}) cannot be verified by its mask on the "
-            f"{backend_name} MLA backend: {found.why}. {found.way_out}, or draft a chain (topk 1)."
+            f"{backend_name} MLA backend: {found.why}. {found.way_out}, or {_chain(server_args)}."
         )
     if backend_name == "flashinfer":
         _log_once(logging.INFO, f"treeverify: TARGET_VERIFY stays on SGLang's own {backend_name} kernels: {found.why}.")
     return False
+
+
+def _chain(server_args: ServerArgs) -> str:
+    """How to draft without branches."""
+    if server_args.speculative_algorithm == "NGRAM":
+        return "take another algorithm: NGRAM drafts trees"
+    return "draft a chain (--speculative-eagle-topk 1)"
 
 
 def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device, trees: bool) -> Obstacle | None:
@@ -125,6 +133,11 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
 _TRITON = "Pass --attention-backend triton"
 
 
+def _package() -> Path:
+    """The sglang package this file was copied into."""
+    return Path(__file__).resolve().parents[2]
+
+
 @functools.cache
 def _kernel_obstacle(device: torch.device, dtype: torch.dtype) -> Obstacle | None:
     """Launches both kernels once on the smallest batch there is."""
@@ -133,10 +146,7 @@ def _kernel_obstacle(device: torch.device, dtype: torch.dtype) -> Obstacle | Non
     try:
         smoke(device, dtype)
     except (RuntimeError, OSError) as e:
-        major, minor = torch.cuda.get_device_capability(device)
-        return Obstacle(
-            f"the kernels do not run here: {e}", f"Run `apply.py build --arch {major}{minor}`, then `apply.py doctor`"
-        )
+        return Obstacle(f"the kernels do not run here: {e}", f"Run `apply.py apply --sglang {_package()}` here")
     return None
 
 

@@ -56,7 +56,8 @@ def library() -> ctypes.CDLL:
         lib = ctypes.CDLL(str(path))
     except OSError as e:
         raise RuntimeError(
-            f"treeverify: cannot load its kernels from {path}: {e}. Build them with `apply.py build`."
+            f"treeverify: cannot load its kernels from {path}: {e}. `apply.py apply --sglang DIR` on this machine "
+            "builds and installs them."
         ) from e
     lib.tv_mla_verify.argtypes = [ctypes.POINTER(VerifyParams), ctypes.c_void_p]
     lib.tv_mla_prep.argtypes = [ctypes.POINTER(PrepParams), ctypes.c_void_p]
