@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for scripts")
     options = parser.parse_args(arguments)
 
-    from applier.contract import check_contract
+    from applier.contract import check_contract, problems_of
     from applier.errors import ApplierError
     from applier.layout import CHECKOUT
     from applier.pin import choose_pin
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     except ApplierError as error:
         note(f"error: {error.message}")
         return error.exit_code
-    problems = [row.problem for row in rows if row.problem]
+    problems = problems_of(rows)
     if options.json:
         result_json({"pin": pin.name, "ok": not problems, "rows": [row.as_json() for row in rows]})
     else:

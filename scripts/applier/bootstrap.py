@@ -20,9 +20,13 @@ from applier.lock import locked
 from applier.say import note
 
 ORIGINAL = "TREEVERIFY_PYTHON"  # the interpreter the user started, kept across the change to our own
-TOOLS = {"unidiff": "unidiff>=0.7.5", "git": "GitPython>=3.1", "rich": "rich>=13", "ninja": "ninja>=1.11"}
-if sys.version_info < (3, 11):
-    TOOLS["tomli"] = "tomli>=2"
+TOOLS = {
+    "unidiff": "unidiff>=0.7.5",
+    "git": "GitPython>=3.1",
+    "rich": "rich>=13",
+    "ninja": "ninja>=1.11",
+    "tomli": 'tomli>=2; python_version < "3.11"',
+}
 STAMP = "treeverify-stamp"
 
 
@@ -61,28 +65,46 @@ def require(needed: Iterable[str], useful: Iterable[str] = ()) -> None:
 def environment(folder: Path, requirements: list[str], purpose: str, installs: list[list[str]] | None = None) -> Path:
     """A virtual environment with these requirements, made once; gives its python. UsageError where that fails.
 
+    It runs by itself, so any interpreter may ask for it. One that has other requirements is kept until the new one is
+    complete (scripts hold their own path, so the new one is made in place and the old one moved aside meanwhile).
     `installs` are pip argument lists to run in order instead of one install of `requirements`.
     """
     python = folder / "bin" / "python"
     stamp = folder / STAMP
-    wanted = "\n".join([f"python {sys.version_info.major}.{sys.version_info.minor} {sys.base_prefix}", *requirements])
-    if _same(stamp, wanted):
+    aside = folder.with_name(f"{folder.name}.before")
+    wanted = "\n".join(requirements)
+    if _same(stamp, wanted) and _runs(python):
         return python
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.parent, timeout=3600, waiting=note):
-        if _same(stamp, wanted):
+        if aside.exists() and not stamp.exists():
+            _move(aside, folder)  # a run was killed before its environment was complete
+        if _same(stamp, wanted) and _runs(python):
             return python
         _provide_venv_module()
         note(f"setting up {_short(folder)} for {purpose} (once) …")
+        if stamp.exists():
+            _move(folder, aside)
         shutil.rmtree(folder, ignore_errors=True)
-        _run([sys.executable, "-m", "venv", str(folder)], f"could not make {folder}")
-        for arguments in installs or [requirements]:
-            _run(
-                [*_pip(python), "install", "--quiet", *arguments],
-                f"could not install {' '.join(arguments)}",
-            )
-        stamp.write_text(wanted, encoding="utf-8")
+        try:
+            _run([sys.executable, "-m", "venv", str(folder)], f"could not make {folder}")
+            for arguments in installs or [requirements]:
+                _run(
+                    [*_pip(python), "install", "--quiet", *arguments],
+                    f"could not install {' '.join(arguments)}",
+                )
+            stamp.write_text(wanted, encoding="utf-8")
+        except BaseException:
+            if aside.exists():
+                _move(aside, folder)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
     return python
+
+
+def _move(folder: Path, to: Path) -> None:
+    shutil.rmtree(to, ignore_errors=True)
+    os.replace(folder, to)
 
 
 def pip_command() -> list[str]:
@@ -152,8 +174,18 @@ def _importable(name: str) -> bool:
 
 
 def _same(stamp: Path, wanted: str) -> bool:
+    """Whether the stamp names these requirements; the interpreter that older stamps begin with doesn't matter."""
     try:
-        return stamp.read_text(encoding="utf-8") == wanted
+        lines = stamp.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError):
+        return False
+    return "\n".join(line for line in lines if not line.startswith("python ")) == wanted
+
+
+def _runs(python: Path) -> bool:
+    """Whether an environment's interpreter starts and sees its packages: the one behind it may be gone or newer."""
+    try:
+        return subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0
     except OSError:
         return False
 

@@ -26,7 +26,7 @@ from applier.pin import Pin, choose_pin, load_pins
 from applier.plan import Plan, apply_changes, plan_apply, refuse_edits, revert_changes
 from applier.release import Release, load_release
 from applier.say import note, result, result_json
-from applier.state import EXIT_OK, State, closest_pin, inspect
+from applier.state import EXIT_OK, Difference, State, closest_pin, inspect, inspect_recorded
 from applier.tree import Tree, locate
 
 SERVER_NEEDS = ["torch", "transformers", "sgl_kernel", "flashinfer"]
@@ -95,24 +95,24 @@ def status(options: Namespace) -> int:
 
 
 def revert(options: Namespace) -> int:
-    """The release again, byte for byte."""
-    target = _target(options)
-    with _writing(target.tree):
-        target = _again(target)
-        manifest = target.state.manifest
+    """The release again, byte for byte; needs the tree and its manifest only."""
+    tree = locate(_folder(options))
+    with _writing(tree):
+        manifest = load_manifest(tree)
         if manifest is None:
-            if target.state.state != "clean":
-                raise DriftError(
-                    f"{target.tree.package} has no manifest, so there is nothing to take back by", target.state.reasons
-                )
-            result(f"{target.tree.package}: nothing to revert")
+            state = _inspected(tree, closest_pin(tree, load_pins(CHECKOUT))).state
+            if state.state != "clean":
+                raise DriftError(f"{tree.package} has no manifest, so there is nothing to take back by", state.reasons)
+            result(f"{tree.package}: nothing to revert")
             return 0
+        state = inspect_recorded(tree, manifest)
         if options.force:
-            _save_edits(target)
+            _save_edits(tree, state.edits)
         else:
-            refuse_edits(target.state)
-        journal.carry_out(target.tree, revert_changes(target.tree, manifest))
-    result(f"{target.tree.package}: reverted, {len(manifest.files)} files as released")
+            refuse_edits(state)
+        journal.carry_out(tree, revert_changes(tree, manifest))
+    kept = f", all but {len(state.foreign)} of another release" if state.foreign else ""
+    result(f"{tree.package}: reverted, {len(manifest.files)} files as released{kept}")
     return 0
 
 
@@ -180,17 +180,18 @@ def _has_made_tree(options: Namespace) -> bool:
     return made_tree(CHECKOUT, choose_pin(CHECKOUT, options.pin)).exists()
 
 
+def _folder(options: Namespace) -> Path:
+    """Where the tree that is meant lies."""
+    folder: Path = options.sglang or made_tree(CHECKOUT, choose_pin(CHECKOUT, options.pin))
+    if options.sglang is None and not folder.exists():
+        raise UsageError(f"no tree yet: `apply.py apply` makes {folder}, or give one with --sglang")
+    return folder
+
+
 def _target(options: Namespace, make: bool = False) -> Target:
     """The tree that is meant, settled where a run was interrupted, and its state."""
-    folder: Path | None = options.sglang
-    pin = choose_pin(CHECKOUT, options.pin) if options.pin or folder is None else None
-    if folder is None:
-        assert pin is not None
-        folder = made_tree(CHECKOUT, pin)
-        if make:
-            folder = make_tree(CHECKOUT, pin)
-        elif not folder.exists():
-            raise UsageError(f"no tree yet: `apply.py apply` makes {folder}, or give one with --sglang")
+    pin = choose_pin(CHECKOUT, options.pin) if options.pin or options.sglang is None else None
+    folder = make_tree(CHECKOUT, pin) if make and pin and options.sglang is None else _folder(options)
     tree = locate(folder)
     _settle(tree)
     return _inspected(tree, pin or _pin_of(tree))
@@ -204,10 +205,6 @@ def _pin_of(tree: Tree) -> Pin:
 def _inspected(tree: Tree, pin: Pin) -> Target:
     release = load_release(CHECKOUT, pin)
     return Target(tree, release, inspect(tree, release, sources_digest(CHECKOUT)))
-
-
-def _again(target: Target) -> Target:
-    return Target(target.tree, target.release, inspect(target.tree, target.release, sources_digest(CHECKOUT)))
 
 
 def _settle(tree: Tree) -> None:
@@ -295,21 +292,21 @@ def _any_target(options: Namespace) -> Target | None:
         return None
 
 
-def _save_edits(target: Target) -> None:
+def _save_edits(tree: Tree, edits: list[Difference]) -> None:
     """Copies of edited files under build/, so that nothing is lost; strays are moved there."""
-    if not target.state.edits:
+    if not edits:
         return
     number = 1
     while (folder := CHECKOUT.build / f"edits-{number}").exists():
         number += 1
-    for item in target.state.edits:
-        data = target.tree.read(item.path)
+    for item in edits:
+        data = tree.read(item.path)
         if data is not None:
             copy = folder / item.path
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(data)
             if item.expected is None:
-                target.tree.path(item.path).unlink()
+                tree.path(item.path).unlink()
     note(f"your edits are kept in {folder}")
 
 

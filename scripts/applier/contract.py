@@ -40,21 +40,37 @@ class Checked:
 
 def check_contract(pin: Pin, read: Read) -> list[Checked]:
     """Reads every site of the contract; never imports SGLang. `read` gives a file of the package."""
-    sources: dict[str, Source | None] = {}
-    for file in {row.file for row in pin.dtypes}:
-        data = read(file)
-        sources[file] = None if data is None else Source(data)
+    sources = {file: _source(file, read(file)) for file in {row.file for row in pin.dtypes}}
     return [_check(row, sources[row.file]) for row in pin.dtypes]
 
 
 def require_contract(pin: Pin, read: Read) -> None:
     """ContractError with the offending lines where a dtype differs or a site is gone."""
-    problems = [checked.problem for checked in check_contract(pin, read) if checked.problem]
-    if problems:
+    if problems := problems_of(check_contract(pin, read)):
         raise ContractError(f"SGLang's dtypes are not those of {pin.name}'s contract; nothing was changed", problems)
 
 
-def _check(row: DtypeRow, source: Source | None) -> Checked:
+def problems_of(rows: list[Checked]) -> list[str]:
+    """What is wrong, each thing once: a file that can't be read is a problem of all its rows."""
+    return list(dict.fromkeys(checked.problem for checked in rows if checked.problem))
+
+
+def _source(file: str, data: bytes | None) -> Source | str | None:
+    """The parsed file, None where it is missing, the problem where it is no Python."""
+    if data is None:
+        return None
+    try:
+        return Source(data)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        return f"{file}:{error.lineno or 1}: does not parse as Python ({error.msg}){': ' + line if line else ''}"
+    except (ValueError, RecursionError) as error:  # null bytes; nesting without end
+        return f"{file}:1: does not parse as Python ({error})"
+
+
+def _check(row: DtypeRow, source: Source | str | None) -> Checked:
+    if isinstance(source, str):
+        return Checked(row, None, source)
     what = f"{row.backend} {row.path} {row.name}"
     if source is None:
         return Checked(row, None, f"{row.file}: no such file; wanted {what} ({row.dtype}) in {row.site}")

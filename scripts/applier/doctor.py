@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import asdict
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 from applier.arch import Gpu, capability, found_gpus
 from applier.errors import UsageError
 from applier.layout import Layout
-from applier.state import State
+from applier.pin import load_pins
+from applier.state import EXIT_OK, State
 from applier.toolchain import find_host_compiler, find_ninja, find_nvcc
 from applier.tree import Tree
 
 PACKAGES = ("torch", "triton", "sglang", "flashinfer-python", "sglang-kernel")
-CUDA = 13
+CUDA_FOR_SM_120 = (12, 8)
 DRIVER_FOR_CUDA_13 = 580
 
 _VERSIONS = """\
@@ -30,6 +32,7 @@ print(json.dumps({"python": platform.python_version(), **{n: version(n) for n in
 
 def examine(layout: Layout, tree: Tree | None, state: State | None, python: str) -> dict[str, Any]:
     """GPUs, tools, packages of the Python that serves, the tree; `mend` lists what is wrong with its remedy."""
+    where = f" --sglang {tree.package}" if tree and not tree.package.is_relative_to(layout.build) else ""
     mend: list[str] = []
     gpus = found_gpus()
     built = list(state.kernels) if state else []
@@ -41,7 +44,7 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, python: str)
         "nvcc": nvcc,
         "host_compiler": str(host) if host else None,
         "ninja": str(ninja) if ninja else None,
-        "packages": _versions(python, mend),
+        "packages": _versions(python, _release(layout, tree, state), mend),
         "tree": {"path": str(tree.package), "state": state.state, "pin": state.pin} if tree and state else None,
         "mend": mend,
     }
@@ -55,7 +58,9 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, python: str)
                 f"{gpu.name} (sm_{gpu.arch}): older than sm_80, our kernels don't run there; SGLang's own are used"
             )
         elif built and gpu.arch not in built:
-            mend.append(f"{gpu.name}: the tree has no kernels for sm_{gpu.arch}; run `apply.py apply` on this machine")
+            mend.append(
+                f"{gpu.name}: no kernels for sm_{gpu.arch} in the tree; run `python3 apply.py apply{where}` here"
+            )
     if gpus and gpus[0].driver.split(".")[0].isdigit() and int(gpus[0].driver.split(".")[0]) < DRIVER_FOR_CUDA_13:
         mend.append(f"driver {gpus[0].driver} is older than CUDA 13 needs; install {DRIVER_FOR_CUDA_13} or newer")
     if host is None:
@@ -65,9 +70,12 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, python: str)
     if tree is None:
         mend.append("no tree yet; `python3 apply.py apply` makes one")
     elif state and state.state != "applied":
-        mend.append(f"{tree.package} is {state.state}; `python3 apply.py status` says why, `apply` patches it")
+        mend.append(
+            f"{tree.package} is {state.state}; `python3 apply.py status{where}` says why, "
+            f"`python3 apply.py apply{where}` patches it"
+        )
     elif state and not state.kernels:
-        mend.append(f"{tree.package} has no kernels; run `python3 apply.py apply` without --no-build")
+        mend.append(f"{tree.package} has no kernels; run `python3 apply.py apply{where}` without --no-build")
     return report
 
 
@@ -105,24 +113,46 @@ def _nvcc(layout: Layout, mend: list[str]) -> dict[str, str] | None:
     except UsageError as error:
         mend.append(error.message)
         return None
-    if int(version.split(".")[0]) < CUDA:
-        mend.append(f"nvcc {version} is too old for sm_120; set CUDA_HOME to a CUDA {CUDA} toolkit")
+    if tuple(map(int, version.split(".")[:2])) < CUDA_FOR_SM_120:
+        first = ".".join(map(str, CUDA_FOR_SM_120))
+        mend.append(f"nvcc {version} is too old for sm_120; set CUDA_HOME to a toolkit of CUDA {first} or newer")
     return {"path": str(nvcc.path), "origin": nvcc.origin, "version": version}
 
 
-def _versions(python: str, mend: list[str]) -> dict[str, str | None]:
+def _release(layout: Layout, tree: Tree | None, state: State | None) -> str | None:
+    """The tree's version of SGLang: what its _version.py says, else its pin's where it is that."""
+    if tree is None or state is None:
+        return None
+    built = re.search(rb"^__version__ = (?:version = )?['\"]([^'\"]+)", tree.read("_version.py") or b"", re.MULTILINE)
+    if built:
+        return built[1].decode("ascii", "replace")
+    pins = {pin.name: pin.pypi for pin in load_pins(layout)}
+    return pins.get(state.pin) if state.state in EXIT_OK else None
+
+
+def _versions(python: str, release: str | None, mend: list[str]) -> dict[str, str | None]:
+    """Versions of PACKAGES in that Python, empty where it isn't one; `release` is the tree's SGLang."""
     try:
         run = subprocess.run(
             [python, "-c", _VERSIONS, *PACKAGES], capture_output=True, text=True, timeout=60, check=True
         )
+        versions: dict[str, str | None] = {name: json.loads(run.stdout)[name] for name in ("python", *PACKAGES)}
     except (OSError, subprocess.SubprocessError) as error:
         mend.append(f"{python} does not run ({error}); name the Python that serves with --python")
         return {}
-    versions: dict[str, str | None] = json.loads(run.stdout)
+    except (ValueError, LookupError, TypeError):
+        mend.append(f"{python} is no Python; name the Python that serves with --python")
+        return {}
     missing = [name for name in ("torch", "flashinfer-python", "sglang-kernel") if not versions[name]]
     if missing:
         mend.append(
             f"{python} has no {', '.join(missing)}; the server needs what the release needs: "
-            "pip install sglang of the pin's version, or --python EXE of the environment that has it"
+            f"{python} -m pip install sglang{f'=={release}' if release else ' of the release of the pin'}, "
+            "or --python EXE of the environment that has it"
+        )
+    if release and versions["sglang"] and versions["sglang"] != release:
+        mend.append(
+            f"{python} has sglang {versions['sglang']} and the dependencies of that release, the tree is {release}; "
+            f"{python} -m pip install sglang=={release}, or --python EXE of the environment that has it"
         )
     return versions

@@ -69,6 +69,17 @@ def apply_hunks(patch: FilePatch, lines: list[str]) -> list[str]:
     return result + lines[done:]
 
 
+def reverse(patch: FilePatch) -> FilePatch:
+    """The patch that undoes this one."""
+    hunks: list[Hunk] = []
+    shift = 0
+    for hunk in patch.hunks:
+        at = (hunk.start - 1 if hunk.old else hunk.start) + shift
+        hunks.append(Hunk(at + 1 if hunk.new else at, hunk.new, hunk.old, hunk.section))
+        shift += len(hunk.new) - len(hunk.old)
+    return FilePatch(patch.path, tuple(hunks))
+
+
 def find(block: tuple[str, ...], lines: list[str]) -> list[int]:
     """1-based lines at which `block` stands in the file."""
     if not block:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+import stat
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from applier.blob import blob_id, read
@@ -20,6 +21,7 @@ from applier.layout import HOME, JOURNAL, MANIFEST
 from applier.tree import Tree
 
 TEMPORARY = ".treeverify-tmp"
+MARK = stat.S_ISVTX  # on our folders while a change is under way: tells a killed run's from what somebody else made
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,15 @@ class Change:
     path: str
     old: bytes | None
     new: bytes | None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A change as plan.json has it: blob ids for contents."""
+
+    path: str
+    old: str | None
+    new: str | None
 
 
 def carry_out(tree: Tree, changes: list[Change]) -> bool:
@@ -61,28 +72,30 @@ def heal(tree: Tree) -> str | None:
     folder = tree.path(JOURNAL)
     plan = read(folder / "plan.json")
     if plan is None:
-        if tree.path(HOME).is_dir() and not tree.path(MANIFEST).exists():
+        if _marked(tree.path(HOME)) or (owned(tree) and folder.is_dir()):
             tidy(tree)
-        elif folder.is_dir():
-            shutil.rmtree(folder)
         return None
-    entries = json.loads(plan)["changes"]
-    found = {entry["path"]: _blob(tree.read(entry["path"])) for entry in entries}
-    edited = [entry["path"] for entry in entries if found[entry["path"]] not in (entry["old"], entry["new"])]
+    entries = _entries(tree, plan)
+    found = {entry.path: _blob(tree.read(entry.path)) for entry in entries}
+    edited = [entry.path for entry in entries if found[entry.path] not in (entry.old, entry.new)]
     if edited:
         raise DriftError(
             f"a run was interrupted and these files were edited since; keep your edits elsewhere, "
             f"put back either version from {folder}, then run the command again",
             edited,
         )
+    done = all(found[entry.path] == entry.new for entry in entries)
+    lost = [entry.path for entry in entries if not done and not _kept(tree, entry.old)]
+    if lost:
+        raise _damaged(tree, "what these files held before is missing from it", lost)
     for entry in entries:
-        tree.path(entry["path"] + TEMPORARY).unlink(missing_ok=True)
-    if all(found[entry["path"]] == entry["new"] for entry in entries):
+        tree.path(entry.path + TEMPORARY).unlink(missing_ok=True)
+    if done:
         _close(tree)
         return "finished"
     for entry in reversed(entries):
-        if found[entry["path"]] != entry["old"]:
-            _put(tree, entry["path"], None if entry["old"] is None else (folder / entry["old"]).read_bytes())
+        if found[entry.path] != entry.old:
+            _put(tree, entry.path, None if entry.old is None else (folder / entry.old).read_bytes())
     _close(tree)
     return "rolled back"
 
@@ -92,16 +105,25 @@ def pending(tree: Tree) -> bool:
     return tree.path(f"{JOURNAL}/plan.json").exists()
 
 
+def owned(tree: Tree) -> bool:
+    """Whether srt/treeverify is this tool's: it has a manifest, or the mark of a change under way."""
+    return tree.path(MANIFEST).exists() or _marked(tree.path(HOME)) or _marked(tree.path(JOURNAL))
+
+
 def tidy(tree: Tree) -> None:
-    """Removes what a run leaves in our own folder: journal remains, byte code, empty folders."""
-    home = tree.path(HOME)
-    shutil.rmtree(tree.path(JOURNAL), ignore_errors=True)
-    if not tree.path(MANIFEST).exists():
+    """Removes what a run leaves in our own folder: byte code, empty folders, the journal; the mark goes last."""
+    home, journal = tree.path(HOME), tree.path(JOURNAL)
+    applied = tree.path(MANIFEST).exists()
+    if not applied:
+        os.chmod(home, stat.S_IMODE(home.stat().st_mode) | MARK)
         for cache in sorted(home.rglob("__pycache__")):
             shutil.rmtree(cache)
+    shutil.rmtree(journal, ignore_errors=True)
     for folder, _, _ in sorted(os.walk(home), reverse=True):
         if not any(os.scandir(folder)):
             os.rmdir(folder)
+    if _marked(home):
+        os.chmod(home, stat.S_IMODE(home.stat().st_mode) & ~MARK)
 
 
 def _open(tree: Tree, changes: list[Change]) -> None:
@@ -112,10 +134,43 @@ def _open(tree: Tree, changes: list[Change]) -> None:
         for data in (change.old, change.new):
             if data is not None and not (folder / blob_id(data)).exists():
                 _write(folder / blob_id(data), data)
-    entries = [{"path": c.path, "old": _blob(c.old), "new": _blob(c.new)} for c in changes]
-    _write(folder / "plan.new", json.dumps({"changes": entries}, indent=1).encode())
+    entries = [_Entry(change.path, _blob(change.old), _blob(change.new)) for change in changes]
+    _write(folder / "plan.new", json.dumps({"changes": [asdict(entry) for entry in entries]}, indent=1).encode())
     os.replace(folder / "plan.new", folder / "plan.json")
     _flush(folder)
+
+
+def _entries(tree: Tree, plan: bytes) -> list[_Entry]:
+    """What plan.json says; DriftError where it can't be read."""
+    try:
+        entries = [_Entry(**raw) for raw in json.loads(plan)["changes"]]
+        for entry in entries:
+            if not (
+                isinstance(entry.path, str) and isinstance(entry.old, str | None) and isinstance(entry.new, str | None)
+            ):
+                raise TypeError(f"{entry} is no change")
+    except (ValueError, LookupError, TypeError) as error:
+        raise _damaged(tree, f"plan.json can't be read ({error})") from None
+    return entries
+
+
+def _damaged(tree: Tree, what: str, details: list[str] | None = None) -> DriftError:
+    mend = "reinstall the same release (pip install --force-reinstall --no-deps sglang==VERSION)"
+    if tree.git_root is not None:
+        mend = f"`git -C {tree.git_root} checkout -- {tree.package.relative_to(tree.git_root).as_posix()}`"
+    return DriftError(
+        f"the journal of an interrupted run, {tree.path(JOURNAL)}, is damaged: {what}; nothing was changed. "
+        f"Keep edits of yours elsewhere, {mend}, and delete {tree.path(HOME)}",
+        details or [],
+    )
+
+
+def _marked(folder: Path) -> bool:
+    return folder.is_dir() and bool(folder.stat().st_mode & MARK)
+
+
+def _kept(tree: Tree, blob: str | None) -> bool:
+    return blob is None or _blob(read(tree.path(JOURNAL) / blob)) == blob
 
 
 def _close(tree: Tree) -> None:
@@ -145,8 +200,9 @@ def _put(tree: Tree, rel: str, data: bytes | None) -> None:
 
 def _make_folders(tree: Tree, folder: Path) -> None:
     missing = [step for step in (folder, *folder.parents) if not step.exists()]
+    marked = (tree.path(HOME), tree.path(JOURNAL))
     for step in reversed(missing):
-        step.mkdir()
+        step.mkdir(0o777 | MARK if step in marked else 0o777)
         _own(step, tree.package.stat())
 
 

@@ -26,7 +26,10 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`files` maps touched files to base and applied blob ids, `overlay` our own files to blob ids."""
+    """`files` maps touched files to base and applied blob ids, `overlay` our own files to blob ids.
+
+    `version` is the package's version file and its blob id when it was patched; None in manifests of older checkouts.
+    """
 
     pin: str
     patch_set: str
@@ -34,6 +37,7 @@ class Manifest:
     files: dict[str, dict[str, str]]
     overlay: dict[str, str]
     kernels: Kernels | None = None
+    version: dict[str, str] | None = None
     format: int = field(default=FORMAT)
 
     def encode(self) -> bytes:
@@ -41,7 +45,7 @@ class Manifest:
 
 
 def load_manifest(tree: Tree) -> Manifest | None:
-    """The tree's manifest, None where it has none."""
+    """The tree's manifest, None where it has none. DriftError where it is damaged or of another format."""
     data = tree.read(MANIFEST)
     if data is None:
         return None
@@ -52,10 +56,44 @@ def load_manifest(tree: Tree) -> Manifest | None:
                 f"{tree.path(MANIFEST)} has format {raw['format']}, this checkout writes {FORMAT}: "
                 "revert with the treeverify checkout that applied it"
             )
-        kernels = raw.pop("kernels")
-        return Manifest(**raw, kernels=Kernels(**kernels) if kernels else None)
-    except (ValueError, KeyError, TypeError) as error:
+        return _manifest(raw)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DriftError(
-            f"{tree.path(MANIFEST)} is damaged ({error}); with git, `git checkout -- .` and deleting "
-            f"{tree.path(MANIFEST).parent} give the release back; else reinstall it"
+            f"{tree.path(MANIFEST)} is damaged ({type(error).__name__}: {error}); "
+            f"with git, `git checkout -- .` and deleting {tree.path(MANIFEST).parent} give the release back; "
+            "else reinstall it"
         ) from None
+
+
+def _manifest(raw: dict[str, Any]) -> Manifest:
+    """Checked field by field: what is read here decides what is overwritten. Keys we don't know are left out."""
+    files = {
+        _text(path): {key: _text(blobs[key]) for key in ("base", "applied")} for path, blobs in raw["files"].items()
+    }
+    kernels, version = raw["kernels"], raw.get("version")
+    return Manifest(
+        pin=_text(raw["pin"]),
+        patch_set=_text(raw["patch_set"]),
+        patches=[_text(name) for name in raw["patches"]],
+        files=files,
+        overlay=_texts(raw["overlay"]),
+        kernels=Kernels(
+            sources=_text(kernels["sources"]),
+            arches=[_text(arch) for arch in kernels["arches"]],
+            nvcc=_text(kernels["nvcc"]),
+            library=_text(kernels["library"]),
+        )
+        if kernels
+        else None,
+        version=_texts(version) if version else None,
+    )
+
+
+def _texts(raw: dict[str, Any]) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in raw.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from applier.blob import blob_id
@@ -41,12 +42,15 @@ def make_tree(layout: Layout, pin: Pin) -> Path:
 
 
 def fetch_wheel(pin: Pin) -> Path:
-    """The release's wheel in the cache, downloaded once."""
+    """The release's wheel in the cache, downloaded once, and again where it is damaged."""
     folder = cache_dir() / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, timeout=1800, waiting=note):
-        if found := _cached(folder, pin):
-            return found
+        while found := _cached(folder, pin):
+            if _intact(found):
+                return found
+            note(f"{found} is damaged and deleted")
+            found.unlink()
         note(f"downloading sglang {pin.pypi} from PyPI …")
         failures: list[str] = []
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -56,6 +60,8 @@ def fetch_wheel(pin: Pin) -> Path:
                 run = subprocess.run([*command, f"sglang=={pin.pypi}"], capture_output=True, text=True, check=False)
                 if run.returncode == 0:
                     wheel = next(Path(scratch).glob("*.whl"))
+                    if not _intact(wheel):
+                        raise UsageError(f"{wheel.name} arrived damaged; try again, or give a tree with --sglang")
                     return Path(shutil.move(str(wheel), folder / wheel.name))
                 failures = run.stderr.strip().splitlines()[-3:]
     raise UsageError(
@@ -101,6 +107,15 @@ def _cached(folder: Path, pin: Pin) -> Path | None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     wheels = sorted(folder.glob(f"sglang-{pin.pypi}-*.whl"), key=lambda path: tag not in path.name)
     return wheels[0] if wheels else None
+
+
+def _intact(wheel: Path) -> bool:
+    """Whether every member can be read and has its checksum."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError):
+        return False
 
 
 def _blob(path: Path) -> str | None:

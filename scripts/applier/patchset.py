@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from applier.errors import DriftError, UsageError
-from applier.hunks import FilePatch, Hunk, HunkError, Mismatch, apply_hunks, split_lines
+from applier.hunks import FilePatch, Hunk, HunkError, Mismatch, apply_hunks, reverse, split_lines
 from applier.pin import Pin
 
 REQUIRED = ("Description", "Pin", "Touches", "Needs", "Upstream", "Remove-When", "Test")
@@ -75,6 +75,18 @@ def apply_patches(patches: PatchSet, read: Callable[[str], bytes | None]) -> dic
     if trouble:
         raise DriftError("the patches do not fit this tree; nothing was changed", trouble)
     return {path: encode("".join(lines)) for path, lines in content.items()}
+
+
+def take_out(patches: PatchSet, path: str, data: bytes) -> bytes | None:
+    """One file without what the patches do to it; None where they change nothing there or any hunk isn't in place."""
+    mine = [file for patch in reversed(patches.patches) for file in patch.files if file.path == path]
+    lines = split_lines(decode(data))
+    try:
+        for file in mine:
+            lines = apply_hunks(reverse(file), lines)
+    except HunkError:
+        return None
+    return encode("".join(lines)) if mine else None
 
 
 def decode(data: bytes) -> str:

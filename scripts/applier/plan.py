@@ -12,10 +12,12 @@ from applier.errors import DriftError
 from applier.gitinfo import edited_since_commit
 from applier.journal import Change
 from applier.kernels import Built
-from applier.layout import HOME, LIBRARY, MANIFEST, ORIGINALS
+from applier.layout import CHECKOUT, HOME, LIBRARY, MANIFEST, ORIGINALS
 from applier.manifest import Kernels, Manifest
-from applier.patchset import apply_patches
-from applier.release import Release
+from applier.overwritten import another_release, restoring, version_marker, without_patches
+from applier.patchset import PatchSet, apply_patches
+from applier.release import Release, known_patches
+from applier.say import note
 from applier.state import State
 from applier.threeway import merge_patches
 from applier.tree import Tree
@@ -33,6 +35,7 @@ class Plan:
     base: dict[str, bytes]
     patched: dict[str, bytes]
     seen: dict[str, bytes | None]
+    version: dict[str, str] | None = None
 
 
 def plan_apply(tree: Tree, release: Release, state: State, force: bool = False, three_way: bool = False) -> Plan:
@@ -54,7 +57,7 @@ def plan_apply(tree: Tree, release: Release, state: State, force: bool = False, 
     patched = merge_patches(tree, release, base) if three_way else apply_patches(release.patches, pristine)
     kept = [f"{ORIGINALS}/{blob_id(data)}" for data in base.values()]
     paths = {*base, *release.overlay, *kept, *_ours(state.manifest), LIBRARY, MANIFEST}
-    return Plan(base, patched, {path: tree.read(path) for path in paths})
+    return Plan(base, patched, {path: tree.read(path) for path in paths}, version_marker(tree))
 
 
 def apply_changes(release: Release, plan: Plan, kernels: Built | Kernels | None) -> list[Change]:
@@ -79,6 +82,7 @@ def apply_changes(release: Release, plan: Plan, kernels: Built | Kernels | None)
         },
         overlay={path: blob_id(data) for path, data in sorted(release.overlay.items())},
         kernels=kept,
+        version=plan.version,
     )
     gone = sorted(set(plan.seen) - set(wanted) - {MANIFEST})
     changes = [Change(path, plan.seen[path], None) for path in gone]
@@ -86,15 +90,41 @@ def apply_changes(release: Release, plan: Plan, kernels: Built | Kernels | None)
     return [*changes, Change(MANIFEST, plan.seen[MANIFEST], manifest.encode())]
 
 
-def revert_changes(tree: Tree, manifest: Manifest) -> list[Change]:
-    """Touched files back to their originals, our own files gone, the manifest last."""
-    changes = [Change(path, tree.read(path), data) for path, data in originals(tree, manifest).items()]
+def revert_changes(tree: Tree, manifest: Manifest, patches: PatchSet | None = None) -> list[Change]:
+    """Touched files back to their originals, our own files gone, the manifest last.
+
+    Needs the tree and its manifest only. Files of another release that was put over the patched one never get the
+    originals: they lose the patches where they have them, and are left as they are otherwise. `patches` are this
+    checkout's, where it has them and none are given.
+    """
+    patches = patches or known_patches(CHECKOUT, manifest.pin)
+    another = another_release(tree, manifest, patches)
+    changes, left = [], []
+    for path, blobs in manifest.files.items():
+        now = tree.read(path)
+        blob = None if now is None else blob_id(now)
+        if blob == blobs["base"]:
+            continue
+        if blob == blobs["applied"] or not another:
+            changes.append(Change(path, now, _original(tree, path, blobs["base"])))
+        elif (without := without_patches(tree, path, patches)) is not None:
+            changes.append(Change(path, now, without))
+        else:
+            left.append(path)
+    if left:
+        note(f"left as they are, for they belong to another release than the patched one: {', '.join(left)}")
     changes += [Change(path, tree.read(path), None) for path in _ours(manifest)]
     return changes + [Change(MANIFEST, tree.read(MANIFEST), None)]
 
 
 def refuse_edits(state: State) -> None:
-    """DriftError where the user changed patched or overlay files: they would be lost."""
+    """DriftError where the user changed patched or overlay files, or changed the release under them."""
+    if state.foreign:
+        raise DriftError(
+            "another release of SGLang was put over the patched one; nothing was changed. "
+            f"`apply.py revert --force` removes {HOME} and leaves the files of that release as they are",
+            [str(item) for item in state.foreign],
+        )
     if state.edits:
         raise DriftError(
             "these files were edited since they were applied; nothing was changed. "
@@ -107,16 +137,17 @@ def originals(tree: Tree, manifest: Manifest | None) -> dict[str, bytes]:
     """The release's content of every file the manifest lists, as kept at apply time."""
     if manifest is None:
         return {}
-    found = {}
-    for path, blobs in manifest.files.items():
-        data = tree.read(f"{ORIGINALS}/{blobs['base']}")
-        if data is None or blob_id(data) != blobs["base"]:
-            raise DriftError(
-                f"the kept original of {path} ({ORIGINALS}/{blobs['base']}) is missing or damaged; "
-                f"restore {path} from the release and delete {HOME}"
-            )
-        found[path] = data
-    return found
+    return {path: _original(tree, path, blobs["base"]) for path, blobs in manifest.files.items()}
+
+
+def _original(tree: Tree, path: str, blob: str) -> bytes:
+    data = tree.read(f"{ORIGINALS}/{blob}")
+    if data is None or blob_id(data) != blob:
+        raise DriftError(
+            f"the kept original of {path} ({ORIGINALS}/{blob}) is missing or damaged; "
+            f"restore {path} from the release and delete {HOME}"
+        )
+    return data
 
 
 def _ours(manifest: Manifest | None) -> list[str]:
@@ -130,6 +161,13 @@ def _require_identity(tree: Tree, release: Release, state: State, anyway: bool) 
     in_the_way = [reason for reason in state.reasons if reason.startswith(f"{HOME}/")]
     if in_the_way:
         raise DriftError(f"{tree.package / HOME} holds files that apply did not put there; move them away", in_the_way)
+    if state.ours:
+        mend = restoring(tree, release.pin.pypi, state.ours)
+        raise DriftError(
+            f"{tree.package} is patched by treeverify, but its folder {HOME} is gone, and the kept originals with it; "
+            f"restore these {len(state.ours)} files with `{mend}`, then run the command again",
+            state.ours,
+        )
     if not state.unknown or anyway:
         return
     lines = []

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from applier.blob import folder_digest
-from applier.errors import UsageError
+from applier.errors import ApplierError, UsageError
 from applier.layout import HOME, JOURNAL, MANIFEST, ORIGINALS, Layout
 from applier.patchset import PatchSet, load_patches
-from applier.pin import Pin
+from applier.pin import Pin, choose_pin
 
 RESERVED = (MANIFEST, JOURNAL, ORIGINALS, f"{HOME}/_kernels")
 
@@ -37,6 +37,14 @@ def load_release(layout: Layout, pin: Pin) -> Release:
         if not path.startswith(f"{HOME}/") or path.startswith(RESERVED):
             raise UsageError(f"overlay file {path}: only {HOME}/ may be added to, and not {', '.join(RESERVED)}")
     return Release(pin, load_patches(pin), overlay)
+
+
+def known_patches(layout: Layout, pin: str) -> PatchSet | None:
+    """Patches of the pin of that name, None where this checkout doesn't have them or can't read them."""
+    try:
+        return load_patches(choose_pin(layout, pin))
+    except (ApplierError, OSError, ValueError):
+        return None
 
 
 def _files(folder: Path) -> dict[str, bytes]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from applier.blob import blob_id, file_blob
 from applier.hunks import split_lines, state_of
-from applier.journal import pending
-from applier.layout import HOME, JOURNAL, LIBRARY, MANIFEST, ORIGINALS
+from applier.journal import owned, pending
+from applier.layout import CHECKOUT, HOME, JOURNAL, LIBRARY, MANIFEST, ORIGINALS
 from applier.manifest import Manifest, load_manifest
+from applier.overwritten import another_release, patched_release, restoring
 from applier.patchset import Patch, decode
 from applier.pin import Pin
-from applier.release import Release
+from applier.release import Release, known_patches
 from applier.tree import Tree
 
 EXIT_OK = ("clean", "applied")
@@ -37,7 +38,11 @@ class Difference:
 
 @dataclass
 class State:
-    """`edits` are files the user changed since apply; `unknown` those that are not the pin's before it."""
+    """`edits` are files the user changed since apply; `unknown` those that are not the pin's before it.
+
+    `foreign` are touched files that another release put over was found with, `ours` those that are patched although
+    the tree has no manifest.
+    """
 
     state: str
     pin: str
@@ -47,6 +52,8 @@ class State:
     kernels: dict[str, str]
     edits: list[Difference] = field(default_factory=list)
     unknown: list[Difference] = field(default_factory=list)
+    foreign: list[Difference] = field(default_factory=list)
+    ours: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -60,7 +67,7 @@ class State:
                 "files": [{"path": path, "state": state} for path, state in self.overlay.items()],
             },
             "kernels": [{"arch": arch, "state": state} for arch, state in self.kernels.items()],
-            "differs": [vars(item) for item in self.edits + self.unknown],
+            "differs": [vars(item) for item in self.edits + self.foreign + self.unknown],
             "reasons": self.reasons,
         }
 
@@ -78,7 +85,17 @@ def closest_pin(tree: Tree, pins: list[Pin]) -> Pin:
 def inspect(tree: Tree, release: Release, kernel_sources: str) -> State:
     """Compares the tree with its manifest where it has one, with the pin otherwise. Reads only."""
     manifest = load_manifest(tree)
-    result = _untouched(tree, release) if manifest is None else _patched(tree, release, manifest, kernel_sources)
+    if manifest is None:
+        return _with_pending(tree, _untouched(tree, release))
+    return _with_pending(tree, _patched(tree, manifest, release, kernel_sources))
+
+
+def inspect_recorded(tree: Tree, manifest: Manifest) -> State:
+    """Compares a patched tree with its manifest alone: enough to revert, whatever this checkout knows of its pin."""
+    return _with_pending(tree, _patched(tree, manifest, None, None))
+
+
+def _with_pending(tree: Tree, result: State) -> State:
     if pending(tree):
         result.state = "partial"
         result.reasons.insert(0, "a run was interrupted here; any command that may write settles it")
@@ -101,19 +118,34 @@ def _untouched(tree: Tree, release: Release) -> State:
         found = file_blob(tree.path(path))
         if found is not None:
             overlay[path] = "applied" if found == blob_id(release.overlay[path]) else "edited"
+    ours = patched_release(tree, release.patches, pin.blobs) if unknown else []
     reasons = [f"{path}: in the way, not put there by apply" for path in strays]
     if not unknown and not strays:
         state = "clean"
+    elif ours and not strays:
+        state = "partial"
+        reasons.append(
+            f"patched by treeverify, but its folder {HOME} is gone; restore: {restoring(tree, pin.pypi, ours)}"
+        )
     elif strays or set(patches.values()) & {"applied", "partial"}:
         state = "partial"
         reasons.append(f"patched, but without {MANIFEST}: not by this tool, or the manifest was deleted")
     else:
         state = "drifted"
         reasons.append(f"{len(unknown)} of {len(pin.blobs)} files are not those of {pin.name}")
-    return State(state, pin.name, None, patches, overlay, {}, unknown=unknown, reasons=reasons)
+    return State(state, pin.name, None, patches, overlay, {}, unknown=unknown, ours=ours, reasons=reasons)
 
 
-def _patched(tree: Tree, release: Release, manifest: Manifest, kernel_sources: str) -> State:
+def _patched(
+    tree: Tree,
+    manifest: Manifest,
+    release: Release | None,
+    kernel_sources: str | None,
+) -> State:
+    same = release if release is not None and release.pin.name == manifest.pin else None
+    patches = same.patches if same else known_patches(CHECKOUT, manifest.pin)
+    another = another_release(tree, manifest, patches)
+    foreign: list[Difference] = []
     edits: list[Difference] = []
     reasons: list[str] = []
     at_base: list[str] = []
@@ -122,7 +154,7 @@ def _patched(tree: Tree, release: Release, manifest: Manifest, kernel_sources: s
         if found == blobs["base"] != blobs["applied"]:
             at_base.append(path)
         elif found != blobs["applied"]:
-            edits.append(Difference(path, blobs["applied"], found))
+            (foreign if another else edits).append(Difference(path, blobs["applied"], found))
     overlay: dict[str, str] = {}
     for path, blob in manifest.overlay.items():
         found = file_blob(tree.path(path))
@@ -136,7 +168,7 @@ def _patched(tree: Tree, release: Release, manifest: Manifest, kernel_sources: s
     kernels: dict[str, str] = {}
     if manifest.kernels is not None:
         found = file_blob(tree.path(LIBRARY))
-        stale = manifest.kernels.sources != kernel_sources
+        stale = kernel_sources is not None and manifest.kernels.sources != kernel_sources
         kind = (
             "missing"
             if found is None
@@ -151,7 +183,14 @@ def _patched(tree: Tree, release: Release, manifest: Manifest, kernel_sources: s
     edits += [Difference(path, None, file_blob(tree.path(path))) for path in _strays(tree, ours)]
 
     absent = [path for path, state in overlay.items() if state == "absent"]
-    if edits:
+    if foreign:
+        state = "drifted"
+        reasons.append(
+            "another release of SGLang was put over the patched one; "
+            f"`apply.py revert --force` removes {HOME} and leaves these files as they are: "
+            + ", ".join(item.path for item in foreign)
+        )
+    elif edits:
         state = "edited"
         reasons.append("files were changed since they were applied")
     elif at_base or absent or "missing" in kernels.values():
@@ -159,6 +198,8 @@ def _patched(tree: Tree, release: Release, manifest: Manifest, kernel_sources: s
         reasons += [f"{path}: back at the release's content" for path in at_base]
         reasons += [f"{path}: missing" for path in absent]
         reasons += [f"{LIBRARY}: missing"] * ("missing" in kernels.values())
+    elif release is None:
+        state = "applied"
     elif manifest.pin != release.pin.name:
         state = "drifted"
         reasons.append(f"patched for {manifest.pin}, asked for {release.pin.name}")
@@ -170,12 +211,12 @@ def _patched(tree: Tree, release: Release, manifest: Manifest, kernel_sources: s
         reasons.append("kernels were built from other sources; `apply.py apply` builds them again")
     else:
         state = "applied"
-    if state in ("applied", "drifted"):
-        patches = {name: "applied" for name in manifest.patches}
+    if state in ("applied", "drifted") and not foreign:
+        states = {name: "applied" for name in manifest.patches}
     else:
-        known = {patch.name: patch for patch in release.patches.patches}
-        patches = {name: _patch_state(tree, known[name]) if name in known else "drifted" for name in manifest.patches}
-    return State(state, manifest.pin, manifest, patches, overlay, kernels, edits=edits, reasons=reasons)
+        known = {patch.name: patch for patch in patches.patches} if patches else {}
+        states = {name: _patch_state(tree, known[name]) if name in known else "drifted" for name in manifest.patches}
+    return State(state, manifest.pin, manifest, states, overlay, kernels, edits=edits, foreign=foreign, reasons=reasons)
 
 
 def _patch_state(tree: Tree, patch: Patch) -> str:
@@ -187,12 +228,12 @@ def _patch_state(tree: Tree, patch: Patch) -> str:
 
 
 def _strays(tree: Tree, ours: set[str]) -> Iterator[str]:
-    """Files in our folder that are not `ours`, byte code left out."""
+    """Files in our folder that are not `ours`, byte code left out; `ours` is empty where there is no manifest."""
     for path in sorted(tree.path(HOME).rglob("*")):
         rel = path.relative_to(tree.package).as_posix()
-        if path.is_dir() or "__pycache__" in path.parts or rel.startswith((f"{JOURNAL}/", f"{ORIGINALS}/")):
+        if path.is_dir() or "__pycache__" in path.parts or (ours and rel.startswith(f"{ORIGINALS}/")):
             continue
-        if rel not in ours:
+        if rel not in ours and not (rel.startswith(f"{JOURNAL}/") and owned(tree)):
             yield rel
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -41,15 +42,16 @@ class Tree:
 
 def locate(folder: Path) -> Tree:
     """The tree meant by a repository root, its python/, site-packages or the package itself."""
-    folder = folder.expanduser().resolve()
+    try:
+        folder = folder.expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # ~nosuch, a link to itself, a null byte
+        raise UsageError(f"--sglang {folder}: {error}") from None
     if not folder.is_dir():
         raise UsageError(f"--sglang {folder}: no such folder")
-    for candidate in (folder, folder / "sglang", folder / "python" / "sglang"):
-        if (candidate / "srt").is_dir() and (candidate / "__init__.py").is_file():
-            return _tree(candidate.resolve())
-    editable = _editable_source(folder)
-    if editable is not None and editable != folder:
-        return locate(editable)
+    for place in (folder, *_editable_sources(folder)):
+        for candidate in (place, place / "sglang", place / "python" / "sglang"):
+            if (candidate / "srt").is_dir() and (candidate / "__init__.py").is_file():
+                return _tree(candidate.resolve())
     raise UsageError(
         f"--sglang {folder}: no sglang package there; "
         "give a repository root, its python/ folder, site-packages, or the package folder itself"
@@ -63,10 +65,12 @@ def _tree(package: Path) -> Tree:
     return Tree(package, None)
 
 
-def _editable_source(site_packages: Path) -> Path | None:
-    """The checkout behind an editable install, told by its direct_url.json."""
+def _editable_sources(site_packages: Path) -> Iterator[Path]:
+    """Checkouts behind editable installs, told by their direct_url.json; one that can't be read tells nothing."""
     for info in sorted(site_packages.glob("sglang-*.dist-info/direct_url.json")):
-        url = json.loads(info.read_text(encoding="utf-8"))
-        if url.get("dir_info", {}).get("editable") and url.get("url", "").startswith("file:"):
-            return Path(unquote(urlsplit(url["url"]).path)).resolve()
-    return None
+        try:
+            record = json.loads(info.read_text(encoding="utf-8"))
+            if record["dir_info"]["editable"] and record["url"].startswith("file:"):
+                yield Path(unquote(urlsplit(record["url"]).path)).resolve()
+        except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+            continue

@@ -51,7 +51,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(root / "scripts"))
     from applier import cli
 
-    for name in ("replace", "unlink", "mkdir", "rmdir", "rename"):
+    for name in ("replace", "unlink", "mkdir", "rmdir", "chmod", "rename"):
         setattr(os, name, _counted(getattr(os, name)))
     os.fsync = _tearing(os.fsync)
     shutil.rmtree = _counted(shutil.rmtree)  # type: ignore[assignment]

@@ -14,7 +14,7 @@ from applier.errors import UsageError
 from applier.obtain import fetch_wheel, unpack_release
 from applier.pin import Pin
 from applier.requirements import satisfied
-from checkout import Checkout, tree_hash
+from checkout import ROOT, Checkout, tree_hash
 
 
 @pytest.fixture
@@ -66,6 +66,100 @@ def test_a_half_made_environment_is_made_again(checkout: Checkout, bare: str) ->
     half.write_text("not a program")
     assert run(checkout, bare, "check").returncode == 0
     assert (half.parent.parent / bootstrap.STAMP).is_file()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    """Another interpreter: the same Python as an installation of its own, with another base prefix."""
+    prefix = tmp_path / "other"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/python3").symlink_to(Path(sys.base_prefix) / "bin/python3")
+    (prefix / "lib").symlink_to(Path(sys.base_prefix) / "lib")
+    python = str(prefix / "bin/python3")
+    told = subprocess.run(
+        [python, "-c", "import sys; print(sys.base_prefix)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHOME": str(prefix)},
+    )
+    assert told.stdout.strip() == str(prefix) != sys.base_prefix
+    return python
+
+
+def make(python: str, folder: Path, *requirements: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """bootstrap.environment, asked for by an interpreter."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
+        "from pathlib import Path\nfrom applier import bootstrap\nfrom applier.errors import UsageError\n"
+        f"try: print(bootstrap.environment(Path({str(folder)!r}), {list(requirements)!r}, 'a test'))\n"
+        "except UsageError as error: sys.exit(error.message)\n"
+    )
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **changes}
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, env=environment, check=False)
+
+
+HAD = "pip"  # a requirement that a new environment meets
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+
+
+@pytest.mark.parametrize("stamp", [None, "python 3.10 /somewhere/else\n"], ids=["new", "an older checkout's stamp"])
+def test_an_environment_serves_whatever_interpreter_asks(other: str, tmp_path: Path, stamp: str | None) -> None:
+    folder = tmp_path / "made/venv"
+    assert make(sys.executable, folder, HAD).returncode == 0
+    if stamp:
+        (folder / bootstrap.STAMP).write_text(stamp + HAD)
+    before = tree_hash(folder)
+    again = make(other, folder, HAD, PYTHONHOME=str(Path(other).parents[1]), **OFFLINE)
+    assert again.returncode == 0 and again.stderr == ""
+    assert again.stdout.strip() == str(folder / "bin/python")
+    assert tree_hash(folder) == before
+
+
+def test_an_environment_is_kept_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "made/venv"
+    assert make(sys.executable, folder, HAD).returncode == 0
+    before = tree_hash(folder)
+    failed = make(sys.executable, folder, "no-such-package==1", **OFFLINE)
+    assert failed.returncode == 1 and "could not install no-such-package" in failed.stderr
+    assert tree_hash(folder) == before and [path.name for path in folder.parent.iterdir()] == ["venv"]
+
+    aside = folder.with_name("venv.before")  # as after a kill in the middle
+    folder.rename(aside)
+    (folder / "bin").mkdir(parents=True)
+    assert make(sys.executable, folder, HAD, **OFFLINE).stderr == ""
+    assert tree_hash(folder) == before and not aside.exists()
+
+
+def test_an_environment_whose_interpreter_is_gone_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "made/venv"
+    assert make(sys.executable, folder, HAD).returncode == 0
+    for link in (folder / "bin").glob("python*"):
+        link.unlink()
+        link.symlink_to(tmp_path / "gone")
+    again = make(sys.executable, folder, HAD)
+    assert again.returncode == 0 and "setting up" in again.stderr
+    assert [path.name for path in folder.parent.iterdir()] == ["venv"]
+    assert subprocess.run([folder / "bin/python", "-c", "import pip"], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "torn", "text"])
+def test_a_damaged_wheel_in_the_cache_is_fetched_again(
+    pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    """From a folder of wheels in place of the index."""
+    good = fetch_wheel(pin)
+    monkeypatch.setenv("TREEVERIFY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(good.parent))
+    bad = tmp_path / "cache/wheels" / good.name
+    bad.parent.mkdir(parents=True)
+    data = bytearray(good.read_bytes())
+    data[100_000:100_400] = bytes(400)
+    bad.write_bytes({"truncated": good.read_bytes()[:500_000], "torn": bytes(data), "text": b"no wheel"}[damage])
+    assert fetch_wheel(pin).read_bytes() == good.read_bytes()
+    assert "is damaged and deleted" in capsys.readouterr().err
+    assert [path.name for path in bad.parent.iterdir()] == [good.name]
 
 
 @pytest.mark.skipif(not Path("/usr/bin/apt-get").exists(), reason="no apt-get here")

@@ -13,7 +13,7 @@ import pytest
 from applier.layout import cache_dir
 from applier.lock import locked
 from applier.source_dtypes import NotEstablished, Source
-from checkout import ROOT
+from checkout import ALPHA, ROOT, Checkout
 
 NAMES = {"kv_indptr", "kv_indices", "qo_indptr", "custom_mask", "out_cache_loc", "seq_lens"}
 
@@ -185,3 +185,27 @@ def test_branches_are_told_apart() -> None:
         source(body).dtype_of("C.f", "x", "is_idle")
     with pytest.raises(NotEstablished):
         source(body).dtype_of("C.g", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"{ALPHA}<<<<<<< HEAD\nx = 1\n=======\nx = 2\n>>>>>>> other\n", len(ALPHA.splitlines()) + 1),
+        (f"{ALPHA}def f(:\n", len(ALPHA.splitlines()) + 1),
+        (f"{ALPHA}\0", None),
+        (f"{ALPHA}x = {'(' * 300}", None),
+    ],
+    ids=["conflict markers", "syntax", "null byte", "nesting"],
+)
+def test_a_file_that_is_no_python_is_named_with_its_line(checkout: Checkout, text: str, line: int | None) -> None:
+    (checkout.package / "srt/alpha.py").write_text(text)
+    checkout.write_pin()
+    alone = [sys.executable, checkout.root / "scripts/check_dtypes.py", "--sglang", checkout.package]
+    for run in (
+        checkout.run("check"),
+        checkout.run("apply", "--no-build"),
+        subprocess.run(alone, capture_output=True, text=True, check=False),
+    ):
+        assert run.returncode == 3 and "Traceback" not in run.stderr, run.stderr
+        assert run.stderr.count("does not parse as Python") == 1
+        assert f"srt/alpha.py:{line or ''}" in run.stderr

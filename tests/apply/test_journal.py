@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from applier.blob import blob_id
 from applier.errors import DriftError
-from applier.journal import Change, carry_out, heal, pending
+from applier.journal import MARK, Change, carry_out, heal, owned, pending
 from applier.layout import HOME, JOURNAL, MANIFEST
 from applier.tree import Tree, locate
 from checkout import tree_hash
@@ -59,7 +60,7 @@ def counting(left: int) -> Iterator[Callable[[], int]]:
 
         return wrapper
 
-    saved = {name: getattr(os, name) for name in ("replace", "unlink", "mkdir", "rmdir", "fsync")}
+    saved = {name: getattr(os, name) for name in ("replace", "unlink", "mkdir", "rmdir", "chmod", "fsync")}
 
     def fsync(descriptor: int) -> None:
         if state["left"] == 0 and os.path.isfile(f"/proc/self/fd/{descriptor}"):
@@ -186,6 +187,7 @@ def test_remains_without_a_plan_are_swept(tree: Tree) -> None:
     before = tree_hash(tree.package)
     folder = tree.package / JOURNAL
     folder.mkdir(parents=True)
+    folder.chmod(0o755 | MARK)
     (folder / "0123").write_bytes(b"half")
     assert heal(tree) is None
     assert tree_hash(tree.package) == before
@@ -197,3 +199,69 @@ def test_heal_leaves_other_peoples_files(tree: Tree) -> None:
     heal(tree)
     assert (tree.package / HOME / "theirs.py").exists()
     shutil.rmtree(tree.package / HOME)
+
+
+@pytest.mark.parametrize("files", [[], ["_journal/notes.txt"], ["__pycache__/theirs.pyc", "sub/__pycache__/x.pyc"]])
+def test_heal_leaves_a_folder_that_is_not_ours(tree: Tree, files: list[str]) -> None:
+    """Empty, with byte code, or with a journal of somebody else's: no manifest and no mark, so nothing is touched."""
+    (tree.package / HOME / "empty").mkdir(parents=True)
+    for name in files:
+        path = tree.package / HOME / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    before = tree_hash(tree.package)
+    assert heal(tree) is None
+    assert tree_hash(tree.package) == before
+
+
+def test_no_kill_leaves_our_folder_without_a_mark(tree: Tree) -> None:
+    """Whenever our folder is there, the manifest or the journal's mark is: what `heal` sweeps is known to be ours."""
+    for changes in (CHANGES, BACK):
+        step = 0
+        while in_child(lambda now=changes: carry_out(tree, now), step):  # type: ignore[misc]
+            assert owned(tree) or not (tree.package / HOME).exists(), f"step {step}"
+            heal(tree)
+            home = tree.package / HOME
+            assert not home.exists() or not home.stat().st_mode & MARK
+            if (tree.package / MANIFEST).exists() is (changes is CHANGES):
+                carry_out(tree, BACK if changes is CHANGES else CHANGES)
+            step += 1
+        assert step > 30
+
+
+def interrupted(tree: Tree) -> Path:
+    """A run killed among its replaces; gives the journal's folder."""
+    step = 30
+    assert in_child(lambda: carry_out(tree, CHANGES), step)
+    while not pending(tree):
+        heal(tree)
+        step += 3
+        assert in_child(lambda: carry_out(tree, CHANGES), step)
+    return tree.package / JOURNAL
+
+
+BROKEN = [b"", b"{", b"[]", b"{}", b'{"changes": 1}', b'{"changes": [1]}', b'{"changes": [{"path": "srt/a.py"}]}']
+BROKEN += [
+    b"\xff",
+    b'{"changes": [{"path": 1, "old": null, "new": null}]}',
+    b'{"changes": [{"path": "a", "old": 1, "new": ""}]}',
+]
+
+
+@pytest.mark.parametrize("plan", BROKEN)
+def test_a_broken_plan_is_told_and_left(tree: Tree, plan: bytes) -> None:
+    (interrupted(tree) / "plan.json").write_bytes(plan)
+    before = tree_hash(tree.package)
+    with pytest.raises(DriftError, match=r"damaged: plan.json can't be read .* delete .*srt/treeverify"):
+        heal(tree)
+    assert tree_hash(tree.package) == before
+
+
+def test_a_journal_without_the_old_contents_is_told_and_left(tree: Tree) -> None:
+    folder = interrupted(tree)
+    (folder / blob_id(b"old a\n")).write_bytes(b"torn")
+    before = tree_hash(tree.package)
+    with pytest.raises(DriftError, match="is missing") as refused:
+        heal(tree)
+    assert refused.value.details == ["srt/a.py"]
+    assert tree_hash(tree.package) == before

@@ -272,3 +272,91 @@ def test_read_only_tree(checkout: Checkout) -> None:
         assert run.returncode == 2 and "owner" in run.stderr, run.stderr
     os.chmod(checkout.package / "srt", 0o755)
     assert tree_hash(checkout.package) == before
+
+
+def told(checkout: Checkout, *arguments: str) -> str:
+    """The stderr of a refusal that is no traceback and changes nothing."""
+    before = tree_hash(checkout.package)
+    run = checkout.run(*arguments)
+    assert run.returncode in (1, 2) and "Traceback" not in run.stderr, run.stderr
+    assert tree_hash(checkout.package) == before
+    return run.stderr
+
+
+COMMANDS = [["status"], ["check"], ["apply", "--no-build"], ["revert"], ["revert", "--force"], ["doctor"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_broken_journal_is_told_with_the_way_out(checkout: Checkout, command: list[str]) -> None:
+    checkout.run("apply", "--no-build")
+    journal = checkout.package / "srt/treeverify/_journal"
+    journal.mkdir()
+    (journal / "plan.json").touch()
+    error = told(checkout, *command)
+    assert f"{journal}, is damaged" in error and f"delete {journal.parent}" in error
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("broken", ["base", "files", "list", "overlay", "bytes"])
+def test_a_damaged_manifest_is_told_with_the_way_out(checkout: Checkout, command: list[str], broken: str) -> None:
+    checkout.run("apply", "--no-build")
+    path = checkout.package / "srt/treeverify/_manifest.json"
+    manifest = json.loads(path.read_text())
+    if broken == "base":
+        del manifest["files"]["srt/alpha.py"]["base"]
+    elif broken == "overlay":
+        manifest["overlay"] = {"srt/treeverify/__init__.py": None}
+    elif broken == "files":
+        manifest["files"] = ["srt/alpha.py"]
+    path.write_bytes(b"\xff" if broken == "bytes" else json.dumps([1] if broken == "list" else manifest).encode())
+    error = told(checkout, *command)
+    assert f"{path} is damaged" in error and "give the release back" in error
+
+
+@pytest.mark.parametrize(
+    "record", ["", "{", "[1]", '{"url": 1, "dir_info": {"editable": true}}', '{"dir_info": 1}', "\xff"]
+)
+def test_a_broken_direct_url_tells_nothing(checkout: Checkout, tmp_path: Path, record: str) -> None:
+    site = tmp_path / "packages"
+    info = site / "sglang-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "direct_url.json").write_bytes(record.encode("latin-1"))
+    checkout.package = site
+    assert "no sglang package there" in told(checkout, "status")
+
+
+def test_editable_installs_that_lead_to_each_other_end(checkout: Checkout, tmp_path: Path) -> None:
+    sites = [tmp_path / "one", tmp_path / "two"]
+    for site, other in zip(sites, reversed(sites), strict=True):
+        info = site / "sglang-1.0.dist-info"
+        info.mkdir(parents=True)
+        url = {"url": other.as_uri(), "dir_info": {"editable": True}}
+        (info / "direct_url.json").write_text(json.dumps(url))
+    checkout.package = sites[0]
+    assert "no sglang package there" in told(checkout, "status")
+
+
+def test_folders_that_cannot_be_are_named(checkout: Checkout, tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for folder in (Path("~nosuch"), loop, tmp_path / "nothing"):
+        checkout.package = folder
+        run = checkout.run("status")
+        assert run.returncode == 2 and f"--sglang {folder}: " in run.stderr and "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("command", [["status"], ["check"], ["doctor"], ["revert"]], ids=" ".join)
+@pytest.mark.parametrize("theirs", ["srt/treeverify", "srt/treeverify/__pycache__/x.pyc", "srt/treeverify/_journal/x"])
+def test_a_folder_that_is_not_ours_is_left(checkout: Checkout, command: list[str], theirs: str) -> None:
+    path = checkout.package / theirs
+    if theirs == "srt/treeverify":
+        path.mkdir()
+    else:
+        path.parent.mkdir(parents=True)
+        path.write_text("theirs")
+    before = tree_hash(checkout.package)
+    run = checkout.run(*command)
+    assert "Traceback" not in run.stderr
+    assert tree_hash(checkout.package) == before
+    if theirs.endswith("_journal/x"):
+        assert theirs in refused(checkout, "apply", "--no-build")

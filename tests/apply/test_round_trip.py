@@ -38,6 +38,16 @@ def test_revert_twice_and_on_a_clean_tree(checkout: Checkout) -> None:
     assert tree_hash(checkout.package) == before
 
 
+@pytest.mark.parametrize("loss", ["patches", "patches/v1/series"])
+def test_revert_needs_no_patches(checkout: Checkout, loss: str) -> None:
+    before = tree_hash(checkout.package)
+    assert checkout.run("apply", "--no-build").returncode == 0
+    (checkout.root / loss).rename(checkout.root / "elsewhere")
+    run = checkout.run("revert")
+    assert run.returncode == 0, run.stderr
+    assert tree_hash(checkout.package) == before
+
+
 def test_byte_code_of_the_overlay_goes_with_it(checkout: Checkout) -> None:
     before = tree_hash(checkout.package)
     checkout.run("apply", "--no-build")
