@@ -130,6 +130,7 @@ def test_byte_mask_addresses(index, data, n, full):
 @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 256])
 def test_packed_words(index, n):
     words = index.mask_words(n)
+    assert words == plan.mask_words(n)
     packed = reference.pack_mask(reference.causal(n))
     assert packed.shape == (n, words)
     assert [[index.causal_word(i, w) for w in range(words)] for i in range(n)] == [

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .attention import abi, cases, ops, reference
-from .attention.plan import KEY_DIM
+from .attention.plan import KEY_DIM, mask_words
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 """Worst row's relative L2 error."""
@@ -99,14 +99,14 @@ def check_prep(bucket: Bucket) -> dict[str, Any]:
     for device in ("cpu", "cuda"):
         kv_indptr = torch.full((bs + 1,), -1, dtype=torch.int32, device=device)
         kv_indices = torch.full((bs * width,), -1, dtype=torch.int32, device=device)
-        packed = torch.full((bs * n * -(-n // 64),), -1, dtype=torch.int64, device=device)
+        packed = torch.full((bs * n * mask_words(n),), -1, dtype=torch.int64, device=device)
         lens = torch.tensor(prefixes, dtype=torch.int32, device=device)
         ops.mla_prep(
             table.to(device), rows.to(device), lens, full.to(device), abi.MASK_FULL, raw, bs, n,
             kv_indptr, kv_indices, packed,
         )  # fmt: skip
         used = int(kv_indptr[bs])
-        outputs.append((kv_indptr.cpu(), kv_indices[:used].cpu(), packed[: raw * n * -(-n // 64)].cpu()))
+        outputs.append((kv_indptr.cpu(), kv_indices[:used].cpu(), packed[: raw * n * mask_words(n)].cpu()))
     ok = all(torch.equal(a, b) for a, b in zip(*outputs, strict=False))
     return {**bucket._asdict(), "variant": "prep", "ok": ok}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import abi, ops  # noqa: F401 - ops defines mla_verify
-from .plan import LATENT, choose_nsplit, workspace_floats
+from .plan import LATENT, choose_nsplit, mask_words, workspace_floats
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -117,7 +117,7 @@ class GraphBuffers:
         self.qo_indptr = _steps(max_bs, n, device)
         self.kv_indptr = torch.zeros(max_bs + 1, dtype=torch.int32, device=device)
         self.kv_indices = torch.zeros(max_bs * geometry.row_width, dtype=torch.int32, device=device)
-        self.mask = torch.zeros(max_bs * n * -(-n // 64), dtype=torch.int64, device=device)
+        self.mask = torch.zeros(max_bs * n * mask_words(n), dtype=torch.int64, device=device)
         floats = max(geometry.workspace(bs, n) for bs in sizes)
         self.workspace = torch.empty(floats, dtype=torch.float32, device=device)
 
@@ -143,7 +143,7 @@ class EagerBuffers:
         """Metadata of a batch of `bs` requests, `n` draft tokens each, with `kv` slots in all."""
         self._kv_indptr = _grown(self._kv_indptr, bs + 1)
         self._kv_indices = _grown(self._kv_indices, kv)
-        self._mask = _grown(self._mask, bs * n * -(-n // 64))
+        self._mask = _grown(self._mask, bs * n * mask_words(n))
         self._workspace = _grown(self._workspace, self.geometry.workspace(bs, n))
         if n not in self._qo_indptr or self._qo_indptr[n].numel() <= bs:
             self._qo_indptr[n] = _steps(bs, n, self.geometry.device)

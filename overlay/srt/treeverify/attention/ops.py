@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import abi, reference
-from .plan import KEY_DIM, LATENT, MAX_Q, MAX_SPLITS, ROPE, workspace_floats
+from .plan import KEY_DIM, LATENT, MAX_Q, MAX_SPLITS, ROPE, mask_words, workspace_floats
 
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1}
 _INDEX_BYTES = {torch.int32: 4, torch.int64: 8}
@@ -127,7 +127,7 @@ def _prep_problems(a: PrepArgs) -> Iterator[str]:
     )
     yield from _too_short(a.raw_bs, req_pool_indices=a.req_pool_indices, seq_lens=a.seq_lens)
     yield from _too_short(a.bs + 1, kv_indptr=a.kv_indptr)
-    yield from _too_short(a.bs * a.n * -(-a.n // 64), packed_mask=a.packed_mask)
+    yield from _too_short(a.bs * a.n * mask_words(a.n), packed_mask=a.packed_mask)
     if a.packed_mask.element_size() != 8:
         yield f"packed_mask is {a.packed_mask.dtype}, expected 64-bit words"
     if a.mask_kind not in (abi.MASK_NONE, abi.MASK_FULL, abi.MASK_QLEN):
@@ -167,7 +167,7 @@ def _prep_cuda(*args: Any) -> None:
 def _prep_cpu(*args: Any) -> None:
     a = PrepArgs(*args)
     _check(_prep_problems(a))
-    words, at, mask_at = -(-a.n // 64), 0, 0
+    words, at, mask_at = mask_words(a.n), 0, 0
     packed = a.packed_mask.view(torch.int64).view(-1)[: a.bs * a.n * words].view(a.bs, a.n, words)
     a.kv_indptr[0] = 0
     for b in range(a.bs):
@@ -228,7 +228,7 @@ def _mask_problems(a: VerifyArgs) -> Iterator[str]:
     if a.mask.element_size() != (8 if packed else 1):
         yield f"mask is {a.mask.dtype}, expected {'64-bit words' if packed else 'bool or uint8'} for kind {a.mask_kind}"
     if packed:
-        yield from _too_short(a.bs * a.max_q * -(-a.max_q // 64), mask=a.mask)
+        yield from _too_short(a.bs * a.max_q * mask_words(a.max_q), mask=a.mask)
     if a.mask_kind == abi.MASK_FULL and a.mask_indptr is None:
         yield "a FULL mask needs mask_indptr"
 
@@ -279,7 +279,7 @@ def _verify_cuda(*args: Any) -> None:
         qo_index_bytes=_INDEX_BYTES[a.qo_indptr.dtype],
         dtype=_DTYPES[a.q_nope.dtype],
         mask_kind=a.mask_kind,
-        mask_words=-(-a.max_q // 64),
+        mask_words=mask_words(a.max_q),
         bs=a.bs,
         tokens=a.q_nope.shape[0],
         heads=a.q_nope.shape[1],

@@ -21,6 +21,11 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def mask_words(n: int) -> int:
+    """64-bit words that one row of a packed mask takes for `n` draft tokens."""
+    return _ceil_div(n, 64)
+
+
 def row_tile(rows: int) -> int:
     """Query rows (token, head) one block handles for a request with `rows` of them; a multiple of 8."""
     blocks = _ceil_div(rows, MAX_ROW_TILE)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from .abi import MASK_FULL, MASK_NONE, MASK_PACKED
-from .plan import LATENT
+from .plan import LATENT, mask_words
 
 
 def causal(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -17,7 +17,7 @@ def causal(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
 def pack_mask(visible: torch.Tensor) -> torch.Tensor:
     """Packs bool [..., n, n] into int64 words [..., n, ceil(n / 64)], bit j of row i = node i sees node j."""
     n = visible.shape[-1]
-    words = -(-n // 64)
+    words = mask_words(n)
     padded = torch.nn.functional.pad(visible.to(torch.int64), (0, words * 64 - n)).unflatten(-1, (words, 64))
     weights = torch.ones(64, dtype=torch.int64, device=visible.device) << torch.arange(64, device=visible.device)
     return (padded * weights).sum(-1)
@@ -43,7 +43,7 @@ def request_mask(
     if kind == MASK_NONE or mask is None:
         return causal(n, device)
     if kind == MASK_PACKED:
-        words = -(-max_q // 64)
+        words = mask_words(max_q)
         return unpack_mask(mask.reshape(-1)[b * max_q * words :][: n * words].view(n, words), n)
     width = prefix + n if kind == MASK_FULL else n
     start = int(mask_indptr[b]) if mask_indptr is not None else b * max_q * max_q
