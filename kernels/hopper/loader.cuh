@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fills shared memory: Q once, then one warpgroup brings the KV tiles of the split, panel by panel. Rows lie
+// anywhere in the pool, so they are gathered with cp.async: 8 lanes take 128 bytes of a row, and the copies themselves
+// arrive on the panel's barrier.
+#pragma once
+
+#include "device.cuh"
+#include "hopper/ptx.cuh"
+#include "hopper/shape.cuh"
+
+namespace tv::hopper {
+
+// Byte offset of 16-byte chunk c of row r within a panel.
+__device__ __forceinline__ uint32_t panel_offset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
+
+// Q, by the two warpgroups that have nothing else to do yet.
+template <typename T, int kRows>
+__device__ __forceinline__ void load_queries(const TvVerifyParams& p, const Request& req, int row0, uint32_t smem) {
+  using S = Shape<kRows>;
+  constexpr int kAtOnce = 2 * kWarpgroup / 8;
+  const int lane = threadIdx.x % 8, first = (threadIdx.x - kWarpgroup) / 8;
+#pragma unroll
+  for (int i = 0; i < (kRows + kAtOnce - 1) / kAtOnce; ++i) {
+    const int r = i * kAtOnce + first, row = row0 + r;
+    if (r >= kRows) break;
+    const bool valid = row < req.rows;
+    const int64_t token = valid ? req.first_token + row / p.heads : 0, head = valid ? row % p.heads : 0;
+    const T* nope = static_cast<const T*>(p.q_nope) + token * p.q_nope_stride_t + head * p.q_nope_stride_h;
+    const T* pe = static_cast<const T*>(p.q_pe) + token * p.q_pe_stride_t + head * p.q_pe_stride_h;
+    const uint32_t dst = smem + panel_offset(r, lane);
+#pragma unroll
+    for (int j = 0; j < kRopePanel; ++j) cp_async16(dst + j * S::kQPanelBytes, nope + j * 64 + lane * 8, valid);
+    cp_async16(dst + kRopePanel * S::kQPanelBytes, pe + lane * 8, valid);
+  }
+}
+
+// The four rows of a tile that a thread takes part in: 16 apart.
+struct Rows {
+  static constexpr int kCount = kTile * 8 / kWarpgroup;
+  static constexpr int kApart = kWarpgroup / 8;
+  static_assert(kApart % 8 == 0, "so that they share their swizzle");
+  int slot[kCount];
+
+  __device__ __forceinline__ void fetch(const TvVerifyParams& p, const Request& req, int tile, int end) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int pos = tile + i * kApart + int(threadIdx.x / 8);
+      slot[i] = 0;
+      if (pos < end) {
+        const bool draft = p.out_cache_loc != nullptr && pos >= req.len.prefix;
+        slot[i] = draft ? int(p.out_cache_loc[req.first_token + pos - req.len.prefix])
+                        : int(load_index(p.kv_indices, p.kv_index_bytes, req.kv_begin + pos));
+      }
+    }
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ void load_panel(const T* const (&src)[Rows::kCount], int left, uint32_t dst, int panel) {
+#pragma unroll
+  for (int i = 0; i < Rows::kCount; ++i) {
+    cp_async16(dst + i * Rows::kApart * 128, src[i] + panel * 64, i * Rows::kApart < left);
+  }
+}
+
+template <typename T, int kRows>
+__device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req, Range range, Rows rows,
+                                     uint32_t smem) {
+  using S = Shape<kRows>;
+  const uint32_t at = panel_offset(threadIdx.x / 8, threadIdx.x % 8);
+  int stage = 0, parity = 1;
+#pragma unroll 1
+  for (int tile = range.begin; tile < range.end; tile += kTile) {
+    const T* src[Rows::kCount];
+#pragma unroll
+    for (int i = 0; i < Rows::kCount; ++i) {
+      src[i] = static_cast<const T*>(p.kv) + int64_t(rows.slot[i]) * p.kv_stride + threadIdx.x % 8 * 8;
+    }
+    rows.fetch(p, req, tile + kTile, range.end);
+    const int left = range.end - tile - int(threadIdx.x / 8);  // rows past the end are zero
+#pragma unroll
+    for (int j = 0; j < kPanels; ++j) {
+      if (j == kRopePanel) {
+        barrier_wait(smem + S::kProbFree + 8 * stage, parity);
+        load_panel(src, left, smem + S::kRope + stage * S::kRopeStride + at, j);
+      } else {
+        if (j % kHalf == 0) barrier_wait(smem + S::kFree + 8 * (2 * stage + j / kHalf), parity);
+        load_panel(src, left, smem + S::kValues + (stage * kRopePanel + j) * kPanelBytes + at, j);
+      }
+      if (j % kThird == kThird - 1) barrier_arrive_after_copies(smem + S::kFull + 8 * (3 * stage + j / kThird));
+    }
+    stage ^= 1;
+    parity ^= stage ^ 1;
+  }
+  cp_async_wait_all();
+}
+
+}  // namespace tv::hopper
