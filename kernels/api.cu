@@ -7,35 +7,121 @@
 #include "index.h"
 #include "kernel.h"
 #include "params.h"
+#include "portable/limits.h"
 
-#define TV_FOR_EACH_ROW_TILE(DO, TYPE) DO(TYPE, 8) DO(TYPE, 16) DO(TYPE, 24) DO(TYPE, 32) DO(TYPE, 40)
-#define TV_DECLARE(TYPE, ROWS) extern const tv::Kernel tv_verify_##TYPE##_r##ROWS##_info;
-#define TV_LIST(TYPE, ROWS) &tv_verify_##TYPE##_r##ROWS##_info,
-TV_FOR_EACH_ROW_TILE(TV_DECLARE, bf16)
-TV_FOR_EACH_ROW_TILE(TV_DECLARE, fp16)
-extern const tv::Kernel tv_combine_bf16_info, tv_combine_fp16_info, tv_prep_info;
+// Row tiles of the verify kernels of each design, ascending.
+#define TV_PORTABLE(DO, NAME) DO(NAME, 8) DO(NAME, 16) DO(NAME, 24) DO(NAME, 32) DO(NAME, 40) DO(NAME, 48)
+#define TV_HOPPER(DO, NAME) DO(NAME, 16) DO(NAME, 32) DO(NAME, 48) DO(NAME, 64) DO(NAME, 72)
+
+#define TV_DECLARE(NAME, ROWS) extern const tv::Kernel NAME##_r##ROWS##_info;
+#define TV_ENTRY(NAME, ROWS) {&NAME##_r##ROWS##_info, ROWS},
+#define TV_ONE(NAME, ROWS) +1
+TV_PORTABLE(TV_DECLARE, tv_verify_bf16)
+TV_PORTABLE(TV_DECLARE, tv_verify_fp16)
+TV_PORTABLE(TV_DECLARE, tv_verify_wide_bf16)
+TV_PORTABLE(TV_DECLARE, tv_verify_wide_fp16)
+TV_HOPPER(TV_DECLARE, tv_hopper_bf16)
+TV_HOPPER(TV_DECLARE, tv_hopper_fp16)
+extern const tv::Kernel tv_combine_bf16_info, tv_combine_fp16_info, tv_prep_info, tv_plan_info;
 
 namespace {
 
-constexpr int kRowTiles = tv::kMaxRowTile / 8;
-constexpr int kMaxDevices = 64;
+struct Entry {
+  const tv::Kernel* kernel;
+  int row_tile;  // query rows a block of a verify kernel takes
+};
 
-// Verify kernels last, by dtype and row tile.
-const tv::Kernel* const kKernels[] = {&tv_combine_bf16_info, &tv_combine_fp16_info, &tv_prep_info,
-                                      TV_FOR_EACH_ROW_TILE(TV_LIST, bf16) TV_FOR_EACH_ROW_TILE(TV_LIST, fp16)};
-constexpr int kCombine = 0, kPrep = 2, kVerify = 3;
+// Verify kernels last: set by set, in it by dtype, then by row tile.
+constexpr Entry kKernels[] = {
+    {&tv_combine_bf16_info, 0},
+    {&tv_combine_fp16_info, 0},
+    {&tv_prep_info, 0},
+    {&tv_plan_info, 0},
+    TV_PORTABLE(TV_ENTRY, tv_verify_bf16)       //
+    TV_PORTABLE(TV_ENTRY, tv_verify_fp16)       //
+    TV_PORTABLE(TV_ENTRY, tv_verify_wide_bf16)  //
+    TV_PORTABLE(TV_ENTRY, tv_verify_wide_fp16)  //
+    TV_HOPPER(TV_ENTRY, tv_hopper_bf16)         //
+    TV_HOPPER(TV_ENTRY, tv_hopper_fp16)         //
+};
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
+constexpr int kCombine = 0, kPrep = 2, kPlan = 3, kVerify = 4;
+constexpr int kDtypes = 2;
 
-// More than 48 KB of dynamic shared memory must be asked for, once a kernel and device.
-cudaError_t allow_smem(int index) {
-  static std::atomic<bool> allowed[kKernelCount][kMaxDevices];
-  int device = 0;
-  cudaError_t err = cudaGetDevice(&device);
-  if (err != cudaSuccess || device >= kMaxDevices || allowed[index][device].load(std::memory_order_relaxed)) return err;
-  err = cudaFuncSetAttribute(kKernels[index]->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kKernels[index]->dynamic_smem_bytes);
-  if (err == cudaSuccess) allowed[index][device].store(true, std::memory_order_relaxed);
+// Verify kernels of one design.
+struct Set {
+  TvPath path;
+  int first, count;  // in kKernels; `count` for each dtype
+  bool aligned_q;    // reads q in pieces of 16 bytes
+
+  int at(int dtype, int i) const { return first + dtype * count + i; }
+  int max_row_tile() const { return kKernels[at(0, count - 1)].row_tile; }
+  bool answers(int wanted) const {
+    return wanted == TV_PATH_AUTO || wanted == path || (wanted == TV_PATH_PORTABLE && path == TV_PATH_NARROW);
+  }
+};
+
+// In order of preference: the first that is wanted, and that the device and the arguments allow.
+constexpr int kPortableTiles = TV_PORTABLE(TV_ONE, ), kHopperTiles = TV_HOPPER(TV_ONE, );
+constexpr int kNarrow = kVerify, kWide = kNarrow + kDtypes * kPortableTiles, kHopper = kWide + kDtypes * kPortableTiles;
+constexpr Set kSets[] = {
+    {TV_PATH_HOPPER, kHopper, kHopperTiles, true},
+    {TV_PATH_PORTABLE, kWide, kPortableTiles, false},
+    {TV_PATH_NARROW, kNarrow, kPortableTiles, false},
+};
+constexpr int kSetCount = sizeof(kSets) / sizeof(kSets[0]);
+static_assert(kKernels[kWide - 1].row_tile == tv::portable::kMaxRowTile);
+
+constexpr int kMaxDevices = 64;
+constexpr int kMaxGridY = 65535;
+constexpr int kMaxPlannedSplits = 1024;
+
+// No machine code for the device in the library, or more shared memory than a block gets there.
+bool is_unsuited(cudaError_t err) {
+  return err == cudaErrorNoKernelImageForDevice || err == cudaErrorInvalidDeviceFunction ||
+         err == cudaErrorInvalidValue;
+}
+
+// Asks for the shared memory of a set's kernels, which also loads their code: once a device.
+cudaError_t prepare(const Set& set, int device) {
+  static std::atomic<int> known[kSetCount][kMaxDevices];  // 0: nothing yet, else 1 + cudaError_t
+  std::atomic<int>* state = device < kMaxDevices ? &known[&set - kSets][device] : nullptr;
+  if (state != nullptr) {
+    if (const int code = state->load(std::memory_order_relaxed)) return static_cast<cudaError_t>(code - 1);
+  }
+  cudaError_t err = cudaSuccess;
+  for (int i = set.first; i < set.first + kDtypes * set.count && err == cudaSuccess; ++i) {
+    const tv::Kernel& k = *kKernels[i].kernel;
+    err = k.function == nullptr
+              ? cudaErrorNoKernelImageForDevice
+              : cudaFuncSetAttribute(k.function, cudaFuncAttributeMaxDynamicSharedMemorySize, k.dynamic_smem_bytes);
+  }
+  if (err != cudaSuccess) cudaGetLastError();  // told by the return value; whoever asks next shall not find it
+  if (state != nullptr && (err == cudaSuccess || is_unsuited(err))) state->store(1 + err, std::memory_order_relaxed);
   return err;
+}
+
+// The set that serves `wanted` on the current device.
+cudaError_t choose(int wanted, bool q_is_aligned, const Set** chosen) {
+  if (wanted < TV_PATH_AUTO || wanted > TV_PATH_NARROW) return cudaErrorInvalidValue;
+  int device = 0;
+  if (const cudaError_t err = cudaGetDevice(&device)) return err;
+  for (const Set& set : kSets) {
+    if (!set.answers(wanted)) continue;
+    if (set.aligned_q && !q_is_aligned) {
+      if (wanted == set.path) return cudaErrorInvalidValue;
+      continue;
+    }
+    const cudaError_t err = prepare(set, device);
+    if (err == cudaSuccess) *chosen = &set;
+    if (err == cudaSuccess || !is_unsuited(err)) return err;
+  }
+  return cudaErrorNoKernelImageForDevice;
+}
+
+bool is_q_aligned(const TvVerifyParams& p) {
+  const auto address = reinterpret_cast<uintptr_t>(p.q_nope) | reinterpret_cast<uintptr_t>(p.q_pe);
+  return address % 16 == 0 && (p.q_nope_stride_t | p.q_nope_stride_h | p.q_pe_stride_t | p.q_pe_stride_h) % 8 == 0;
 }
 
 // Programmatic dependent launch: only for code that was compiled with the wait inside (device.cuh).
@@ -44,7 +130,7 @@ bool has_early_launch(int index) {
   int version = compiled_for[index].load(std::memory_order_relaxed);
   if (version == 0) {
     cudaFuncAttributes attributes = {};
-    if (cudaFuncGetAttributes(&attributes, kKernels[index]->function) != cudaSuccess) return false;
+    if (cudaFuncGetAttributes(&attributes, kKernels[index].kernel->function) != cudaSuccess) return false;
     version = attributes.ptxVersion;
     compiled_for[index].store(version, std::memory_order_relaxed);
   }
@@ -53,17 +139,14 @@ bool has_early_launch(int index) {
 
 // `early`: the kernel may start before the one ahead of it in the stream has finished, and waits for it itself.
 template <typename Params>
-cudaError_t launch(int index, dim3 grid, const Params* params, void* stream, bool early = false) {
-  const tv::Kernel& k = *kKernels[index];
-  if (k.dynamic_smem_bytes > 48 * 1024) {
-    if (const cudaError_t err = allow_smem(index)) return err;
-  }
+cudaError_t launch(int index, dim3 grid, dim3 block, const Params* params, void* stream, bool early = false) {
+  const tv::Kernel& k = *kKernels[index].kernel;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
-  config.blockDim = dim3(k.threads);
+  config.blockDim = block;
   config.dynamicSmemBytes = k.dynamic_smem_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
@@ -72,37 +155,65 @@ cudaError_t launch(int index, dim3 grid, const Params* params, void* stream, boo
   return cudaLaunchKernelExC(&config, k.function, args);
 }
 
+bool is_launchable(const TvVerifyParams& p) {
+  if (p.bs < 0 || p.max_q < 1 || p.heads < 1 || p.dtype < TV_BF16 || p.dtype > TV_FP16) return false;
+  if (p.splits < p.bs || p.splits >= kMaxGridY) return false;
+  if (p.bs == 0) return p.splits == 0;
+  if (p.split_indptr != nullptr) return p.splits <= kMaxPlannedSplits;
+  return p.splits % p.bs == 0 && p.splits / p.bs <= tv::kMaxSplits;
+}
+
 }  // namespace
+
+extern "C" int tv_mla_path(int wanted, int* path, int* max_row_tile) {
+  const Set* set = nullptr;
+  if (const cudaError_t err = choose(wanted, true, &set)) return err;
+  *path = set->path == TV_PATH_NARROW && wanted != TV_PATH_NARROW ? TV_PATH_PORTABLE : set->path;
+  *max_row_tile = set->max_row_tile();
+  return cudaSuccess;
+}
 
 extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
   if (p->tokens == 0) return cudaSuccess;
-  if (p->bs < 0 || p->max_q < 1 || p->heads < 1 || p->nsplit < 1 || p->nsplit > tv::kMaxSplits || p->dtype < TV_BF16 ||
-      p->dtype > TV_FP16) {
-    return cudaErrorInvalidValue;
-  }
-  const int rows = p->max_q * p->heads, tile = tv::row_tile(rows);
-  // A single split writes the output itself, and one more z answers for rows that no request covers.
-  const dim3 grid(tv::ceil_div(rows, tile), p->nsplit, p->bs + (p->nsplit == 1));
-  if (grid.z > 0) {
-    const int index = kVerify + p->dtype * kRowTiles + tile / 8 - 1;
-    if (const cudaError_t err = launch(index, grid, p, stream)) return err;
-  }
-  if (p->nsplit == 1) return cudaSuccess;
-  return launch(kCombine + p->dtype, dim3(rows, p->bs + 1), p, stream, has_early_launch(kCombine + p->dtype));
+  if (!is_launchable(*p)) return cudaErrorInvalidValue;
+  const Set* set = nullptr;
+  if (const cudaError_t err = choose(p->path, is_q_aligned(*p), &set)) return err;
+  const int rows = p->max_q * p->heads, wanted = tv::row_tile(rows, set->max_row_tile());
+  int index = set->at(p->dtype, 0);
+  while (kKernels[index].row_tile < wanted) ++index;
+
+  // One more block along y answers for rows that no request covers; else combine does.
+  const bool direct = p->splits <= p->bs;
+  const dim3 grid(tv::ceil_div(rows, kKernels[index].row_tile), p->splits + direct);
+  if (const cudaError_t err = launch(index, grid, kKernels[index].kernel->threads, p, stream)) return err;
+  if (direct) return cudaSuccess;
+
+  // As many warps of a block share the splits of a piece of a row as leave a few to each.
+  const int nsplit = p->split_indptr != nullptr ? tv::kMaxSplits : p->splits / p->bs;
+  const int combine = kCombine + p->dtype, warps = kKernels[combine].kernel->threads / 32;
+  const int sharing = nsplit > 16 ? 8 : nsplit > 8 ? 4 : nsplit > 4 ? 2 : 1, pieces = warps / sharing;
+  return launch(combine, dim3(tv::ceil_div(rows * tv::kCombinePieces, pieces), p->bs), dim3(32, sharing, pieces), p,
+                stream, has_early_launch(combine));
+}
+
+extern "C" int tv_mla_plan(const TvPlanParams* p, void* stream) {
+  if (p->bs < 1 || p->splits < p->bs || p->splits > kMaxPlannedSplits) return cudaErrorInvalidValue;
+  return launch(kPlan, 1, tv::ceil_div(p->bs, 32) * 32, p, stream);  // a thread a request
 }
 
 extern "C" int tv_mla_prep(const TvPrepParams* p, void* stream) {
   if (p->bs < 1 || p->raw_bs < 0 || p->raw_bs > p->bs || p->n < 1) return cudaErrorInvalidValue;
   // Enough blocks to hide the latency of a long row, no more than a wave or two for a wide batch.
   const int wanted = tv::ceil_div(int(p->row_stride), 2048), most = tv::ceil_div(512, p->bs);
-  return launch(kPrep, dim3(wanted < most ? wanted : most, p->bs), p, stream);
+  return launch(kPrep, dim3(wanted < most ? wanted : most, p->bs), kKernels[kPrep].kernel->threads, p, stream);
 }
 
 extern "C" int tv_kernel_info(int i, const char** name, int* dynamic_smem_bytes, int* threads) {
   if (i < 0 || i >= kKernelCount) return 1;
-  *name = kKernels[i]->name;
-  *dynamic_smem_bytes = kKernels[i]->dynamic_smem_bytes;
-  *threads = kKernels[i]->threads;
+  const tv::Kernel& k = *kKernels[i].kernel;
+  *name = k.name;
+  *dynamic_smem_bytes = k.dynamic_smem_bytes;
+  *threads = k.threads;
   return 0;
 }
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merges the partial results of the splits of each query row: out = sum_s 2^(lse_s - max) out_s / sum_s 2^(lse_s -
-// max). One block a row; 4 groups of threads take every 4th split, 4 dimensions a thread, and meet in shared memory.
-// The order of the sums is fixed, so the bits are.
+// Merges the partial results of the splits of each query row: out = sum_s 2^(lse_s - top) out_s / sum_s 2^(lse_s -
+// top).
+//
+// A warp takes one piece of a row, 128 dimensions, and every blockDim.y-th split of it; the blockDim.y warps that share
+// a piece meet in shared memory. The host chooses blockDim.y so that few loads are left to each warp, and those are all
+// in flight at once, before any weight is known. The order of the sums is fixed, so the bits are.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -10,85 +13,140 @@
 
 namespace tv {
 
-constexpr int kGroups = 4;
-constexpr int kGroupThreads = kLatent / 4;
-constexpr int kCombineThreads = kGroups * kGroupThreads;
+constexpr int kCombineThreads = 256;
+constexpr int kCombineWarps = kCombineThreads / 32;
+constexpr int kPieceDims = kLatent / kCombinePieces;
+constexpr int kInFlight = 8;  // loads of 16 bytes a thread
+static_assert(kPieceDims == 32 * 4, "16 bytes a lane");
+static_assert(kMaxSplits <= 32 * kCombineWarps, "a lane holds one log-sum-exp of its warp's splits");
 
 __device__ __forceinline__ void store4(__nv_bfloat16* dst, float4 v) {
-  reinterpret_cast<__nv_bfloat162*>(dst)[0] = __floats2bfloat162_rn(v.x, v.y);
-  reinterpret_cast<__nv_bfloat162*>(dst)[1] = __floats2bfloat162_rn(v.z, v.w);
+  union {
+    __nv_bfloat162 half[2];
+    uint2 word;
+  } packed = {{__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)}};
+  *reinterpret_cast<uint2*>(dst) = packed.word;
 }
 __device__ __forceinline__ void store4(__half* dst, float4 v) {
-  reinterpret_cast<__half2*>(dst)[0] = __floats2half2_rn(v.x, v.y);
-  reinterpret_cast<__half2*>(dst)[1] = __floats2half2_rn(v.z, v.w);
+  union {
+    __half2 half[2];
+    uint2 word;
+  } packed = {{__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)}};
+  *reinterpret_cast<uint2*>(dst) = packed.word;
 }
 
-// Weight of every split into `weight`, their sum into the return value. All threads call it.
-__device__ __forceinline__ float split_weights(const Workspace& ws, int64_t row, int splits, float* weight) {
-  const int lane = threadIdx.x % 32;
-  float lse[kMaxSplits / 32], top = -INFINITY, total = 0;
-#pragma unroll
-  for (int i = 0; i < kMaxSplits / 32; ++i) {
-    const int s = lane + 32 * i;
-    lse[i] = s < splits ? *ws.partial_lse(row, s) : -INFINITY;
-    top = fmaxf(top, lse[i]);
-  }
-  for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-#pragma unroll
-  for (int i = 0; i < kMaxSplits / 32; ++i) {
-    const float w = lse[i] == -INFINITY ? 0 : exp2f(lse[i] - top);
-    total += w;
-    if (threadIdx.x < 32) weight[lane + 32 * i] = w;
-  }
-  for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(0xffffffffu, total, d);
-  __syncthreads();
-  return total;
+__device__ __forceinline__ void add_scaled(float4& sum, float weight, float4 v) {
+  sum.x += weight * v.x, sum.y += weight * v.y, sum.z += weight * v.z, sum.w += weight * v.w;
 }
 
+// What a warp reads: its splits of one piece of a row. Offsets count 16 bytes: 32 bits reach 64 GiB.
+struct Share {
+  const float4* out;
+  uint32_t at, step;  // of this lane in its first split, and on to the next
+  const float* lse;   // of the split this lane stands for
+  int count;          // splits, at most 32
+
+  // Splits group, group + stride, .. below `active`.
+  __device__ __forceinline__ Share(const Workspace& ws, int first, int active, int row, int dim, int group,
+                                   int stride) {
+    const uint32_t rows = uint32_t(ws.rows);
+    count = group < active ? ceil_div(active - group, stride) : 0;
+    out = reinterpret_cast<const float4*>(ws.out);
+    at = ((first + group) * rows + row) * (kLatent / 4) + dim / 4;
+    step = stride * rows * (kLatent / 4);
+    lse = ws.partial_lse(first + group + int(threadIdx.x) * stride, row);
+  }
+
+  // The next kInFlight splits; zeros behind the end, where weights are 0 too.
+  __device__ __forceinline__ void load(float4 (&v)[kInFlight]) {
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      v[i] = {0, 0, 0, 0};
+      if (i < count) v[i] = __ldcg(out + (at + i * step));
+    }
+    at += kInFlight * step;
+    count -= kInFlight;
+  }
+};
+
+// The splits of a share merged, not normalised.
+struct Merged {
+  float top;    // largest log-sum-exp, -inf where no split saw anything
+  float total;  // sum of the weights 2^(lse - top)
+  float4 sum;   // of the weighted outputs
+
+  __device__ __forceinline__ explicit Merged(Share share) {
+    float4 v[kInFlight];
+    const bool mine = int(threadIdx.x) < share.count;
+    share.load(v);
+    const float lse = mine ? __ldcg(share.lse) : -INFINITY;
+    top = lse;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
+    const float weight = lse == -INFINITY ? 0 : exp2f(lse - top);
+    total = weight;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(0xffffffffu, total, d);
+    sum = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int at = 0;; at += kInFlight) {
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) add_scaled(sum, __shfl_sync(0xffffffffu, weight, at + i), v[i]);
+      if (share.count <= 0) break;
+      share.load(v);
+    }
+  }
+};
+
+// Where a row of q lies in the output.
 template <typename T>
-__device__ __forceinline__ void combine_row(const TvVerifyParams& p, int64_t row, int splits) {
-  __shared__ float weight[kMaxSplits];
-  __shared__ float4 meet[kGroups][kGroupThreads];
-  const Workspace ws(p);
-  const int group = threadIdx.x / kGroupThreads, at = threadIdx.x % kGroupThreads;
-  const float total = split_weights(ws, row, splits, weight);
-  float4 sum = {0, 0, 0, 0};
-#pragma unroll 4
-  for (int s = group; s < splits; s += kGroups) {
-    const float w = weight[s];
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(ws.partial(row, s)) + at);
-    sum.x += w * v.x, sum.y += w * v.y, sum.z += w * v.z, sum.w += w * v.w;
-  }
-  meet[group][at] = sum;
-  __syncthreads();
-  if (group > 0) return;
-#pragma unroll
-  for (int g = 1; g < kGroups; ++g) {
-    const float4 v = meet[g][at];
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-  }
-  const float inverse = total > 0 ? 1 / total : 0;
+__device__ __forceinline__ T* out_row(const TvVerifyParams& p, int row) {
   const int64_t token = row / p.heads, head = row % p.heads;
-  T* dst = static_cast<T*>(p.out) + token * p.out_stride_t + head * p.out_stride_h;
-  store4(dst + 4 * at, {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
+  return static_cast<T*>(p.out) + token * p.out_stride_t + head * p.out_stride_h;
 }
 
-// Block (i, b): row i of request b. Blocks with b == bs share out the rows that no request covers: no splits, zeros.
+// Block (x, y) takes blockDim.z pieces of the rows of one request. Rows that no request covers are shared out over all
+// blocks: zeros. Every block waits for the verify kernel, so that this one never ends before it.
 template <typename T>
 __device__ __forceinline__ void combine_block(const TvVerifyParams& p) {
-  const int b = blockIdx.y;
-  if (b == p.bs) {
-    wait_for_primary();
-    for (int row = covered_rows(p) + blockIdx.x; row < p.tokens * p.heads; row += gridDim.x) {
-      combine_row<T>(p, row, 0);
-      __syncthreads();
+  __shared__ float4 sums[kCombineWarps][32];
+  __shared__ float2 weights[kCombineWarps];  // top and total
+  const int lane = threadIdx.x, group = threadIdx.y, sharing = blockDim.y;
+  const int item = blockIdx.x * blockDim.z + threadIdx.z, rows = gridDim.x * blockDim.z / kCombinePieces;
+  const int row = item / kCombinePieces;  // the same in all warps of a block that meet
+  const int dim = item % kCombinePieces * kPieceDims + 4 * lane;
+  if (group == 0) {
+    for (int r = covered_rows(p) + blockIdx.y * rows + row; r < p.tokens * p.heads; r += gridDim.y * rows) {
+      store4(out_row<T>(p, r) + dim, {0, 0, 0, 0});
     }
-    return;
   }
-  const Request req(p, b);
+  const Split split = Split::of_request(p, blockIdx.y);
+  const Request req(p, split.b);
+  const int active = active_splits(req.len.kv, split.count);
+  const Share share(Workspace(p), split.first, active, row, dim, group, sharing);
+  T* dst = out_row<T>(p, req.first_token * p.heads + row) + dim;
   wait_for_primary();
-  if (int(blockIdx.x) >= req.rows) return;
-  combine_row<T>(p, int64_t(req.first_token) * p.heads + blockIdx.x, active_splits(req.len.kv, p.nsplit));
+  if (active <= 1 || row >= req.rows) return;
+
+  Merged mine(share);
+  if (sharing > 1) {
+    const int warp = threadIdx.z * sharing + group;
+    sums[warp][lane] = mine.sum;
+    if (lane == 0) weights[warp] = {mine.top, mine.total};
+    __syncthreads();
+    if (group > 0) return;
+    float top = mine.top;
+    for (int g = 1; g < sharing; ++g) top = fmaxf(top, weights[warp + g].x);
+    mine.sum = {0, 0, 0, 0}, mine.total = 0;
+    for (int g = 0; g < sharing; ++g) {
+      const float2 other = weights[warp + g];
+      const float scale = other.x == -INFINITY ? 0 : exp2f(other.x - top);
+      mine.total += scale * other.y;
+      add_scaled(mine.sum, scale, sums[warp + g][lane]);
+    }
+  }
+  const float inverse = mine.total > 0 ? __frcp_rn(mine.total) : 0;
+  store4(dst, {mine.sum.x * inverse, mine.sum.y * inverse, mine.sum.z * inverse, mine.sum.w * inverse});
 }
 
 }  // namespace tv

@@ -50,6 +50,43 @@ __device__ __forceinline__ int covered_rows(const TvVerifyParams& p) {
   return min(int(load_index(p.qo_indptr, p.qo_index_bytes, p.bs)), p.tokens) * p.heads;
 }
 
+// Which split of which request a block works on.
+struct Split {
+  int b;      // request; bs where nobody needs this block
+  int first;  // number of the request's first split
+  int count;  // splits of the request
+  int index;  // the block's place among them
+
+  // The work of block `slot` along the split axis. Whole warps call it.
+  __device__ __forceinline__ static Split of_block(const TvVerifyParams& p, int slot) {
+    if (p.split_indptr == nullptr) {
+      const int nsplit = max(p.splits / max(p.bs, 1), 1);
+      const int b = min(slot / nsplit, p.bs);
+      return {b, b * nsplit, nsplit, slot - b * nsplit};
+    }
+    int i = 0;  // requests, in the plan's order, whose splits end at or before `slot`
+#pragma unroll 1
+    for (int from = 0; from < p.bs; from += 32) {
+      const int at = from + threadIdx.x % 32;
+      i += __popc(__ballot_sync(0xffffffffu, at < p.bs && p.split_indptr[at + 1] <= slot));
+    }
+    if (i >= p.bs) return {p.bs, slot, 0, 0};
+    const Split split = of_request(p, i);
+    return {split.b, split.first, split.count, slot - split.first};
+  }
+
+  // All splits of the i-th request: in the plan's order where there is one.
+  __device__ __forceinline__ static Split of_request(const TvVerifyParams& p, int i) {
+    if (p.split_indptr == nullptr) return {i, i * (p.splits / p.bs), p.splits / p.bs, 0};
+    const int first = p.split_indptr[i];
+    return {p.split_indptr[p.bs + 1 + i], first, p.split_indptr[i + 1] - first, 0};
+  }
+};
+
+// Every request has one split: blocks write the output themselves, no combine kernel follows, and one more block along
+// the split axis answers for rows that no request covers.
+TV_HD bool writes_directly(const TvVerifyParams& p) { return p.splits <= p.bs; }
+
 // The mask of one request; kind NONE is causal.
 struct Mask {
   int kind;
@@ -74,6 +111,19 @@ struct Mask {
     }
   }
 
+  // Nodes first .. first + 63 as row i sees them, a bit each. Nodes before 0 are the prefix: visible. What lies past
+  // the request's `n` nodes is meaningless.
+  __device__ __forceinline__ uint64_t window(int i, int n, int first) const {
+    if (kind == TV_MASK_NONE) return low_bits(i + 1 - first);
+    if (kind == TV_MASK_PACKED) return packed_window(words + int64_t(i) * row_words, row_words, first);
+    uint64_t bits = low_bits(-first);
+#pragma unroll 8
+    for (int k = max(0, -first); k < min(64, n - first); ++k) {
+      bits |= uint64_t(bytes[i * stride + first + k] != 0) << k;
+    }
+    return bits;
+  }
+
   __device__ __forceinline__ bool visible(int i, int j) const {
     if (kind == TV_MASK_NONE) return j <= i;
     if (kind == TV_MASK_PACKED) return packed_bit(words + int64_t(i) * row_words, j);
@@ -81,22 +131,20 @@ struct Mask {
   }
 };
 
-// Partial results: [rows, nsplit, 512] outputs, then [rows, nsplit] base-2 log-sum-exps, for the rows that requests can
-// cover. Rows past them get zeros and need no partials.
+// Partial results of split `slot` (counted over all requests), row `row` of its request: [splits, max_q * heads, 512]
+// outputs, then [splits, max_q * heads] base-2 log-sum-exps.
 struct Workspace {
   float* out;
   float* lse;
-  int nsplit;
+  int64_t rows;
 
   __device__ __forceinline__ explicit Workspace(const TvVerifyParams& p) {
-    nsplit = p.nsplit;
+    rows = int64_t(p.max_q) * p.heads;
     out = p.workspace;
-    lse = out + int64_t(min(p.tokens, p.bs * p.max_q)) * p.heads * nsplit * kLatent;
+    lse = out + p.splits * rows * kLatent;
   }
-  __device__ __forceinline__ float* partial(int64_t row, int split) const {
-    return out + (row * nsplit + split) * kLatent;
-  }
-  __device__ __forceinline__ float* partial_lse(int64_t row, int split) const { return lse + row * nsplit + split; }
+  __device__ __forceinline__ float* partial(int slot, int row) const { return out + (slot * rows + row) * kLatent; }
+  __device__ __forceinline__ float* partial_lse(int slot, int row) const { return lse + slot * rows + row; }
 };
 
 }  // namespace tv

@@ -16,16 +16,16 @@ namespace tv {
 constexpr int kLatent = 512;              // width of V and of the non-rotary part of K
 constexpr int kRope = 64;                 // width of the rotary part of K
 constexpr int kKeyDim = kLatent + kRope;  // row of the pool
-constexpr int kTile = 32;                 // KV positions a step of the main loop
-constexpr int kMinChunk = 64;             // shortest stretch of KV worth a split
-constexpr int kMaxRowTile = 40;           // query rows (token, head) a block, multiple of 8
-constexpr int kMaxSplits = 256;           // splits the combine kernel merges
+constexpr int kChunkUnit = 64;            // KV positions: splits start at multiples of it, a tile of any path fits in
+constexpr int kMaxSplits = 256;           // splits of one request that the combine kernel merges
+constexpr int kCombinePieces = 4;         // of a row's latent, a warp each in the combine kernel: 16 bytes a lane
 
 TV_HD int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 
-// Query rows a block handles when a request has `rows` of them: as few blocks as possible, evenly filled.
-TV_HD int row_tile(int rows) {
-  const int blocks = ceil_div(rows, kMaxRowTile);
+// Query rows a block handles when a request has `rows` of them: as few blocks of at most `most` as possible, evenly
+// filled, a multiple of 8.
+TV_HD int row_tile(int rows, int most) {
+  const int blocks = ceil_div(rows, most);
   return ceil_div(ceil_div(rows, blocks), 8) * 8;
 }
 
@@ -33,11 +33,8 @@ struct Range {
   int begin, end;
 };
 
-// KV positions a split takes: an equal share, rounded up to whole tiles.
-TV_HD int chunk_len(int kv_len, int nsplit) {
-  const int share = ceil_div(ceil_div(kv_len, nsplit), kTile) * kTile;
-  return share < kMinChunk ? kMinChunk : share;
-}
+// KV positions a split takes: an equal share, rounded up to whole units.
+TV_HD int chunk_len(int kv_len, int nsplit) { return ceil_div(ceil_div(kv_len, nsplit), kChunkUnit) * kChunkUnit; }
 
 // Positions [begin, end) of split s; begin >= end where the split is empty.
 TV_HD Range split_range(int kv_len, int nsplit, int s) {
@@ -78,12 +75,21 @@ TV_HD ByteMask qlen_mask(int64_t start, int n, int64_t numel) {
   return {start, n, start >= 0 && start + int64_t(n) * n <= numel};
 }
 
+// The lowest `count` bits, count of any sign and size.
+TV_HD uint64_t low_bits(int count) { return count <= 0 ? 0 : count >= 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1; }
+
 // Row i of a causal mask, word w: nodes 0 .. i are visible.
-TV_HD uint64_t causal_word(int i, int w) {
-  const int bits = i + 1 - 64 * w;
-  return bits <= 0 ? 0 : bits >= 64 ? ~uint64_t(0) : (uint64_t(1) << bits) - 1;
-}
+TV_HD uint64_t causal_word(int i, int w) { return low_bits(i + 1 - 64 * w); }
 
 TV_HD bool packed_bit(const uint64_t* row, int j) { return (row[j >> 6] >> (j & 63)) & 1; }
+
+// Bits first .. first + 63 of a packed mask row of `words` words. Bits before 0 are the prefix: set. Bits past the row
+// are clear.
+TV_HD uint64_t packed_window(const uint64_t* row, int words, int first) {
+  if (first < 0) return first <= -64 ? ~uint64_t(0) : (row[0] << -first) | low_bits(-first);
+  const int w = first >> 6, shift = first & 63;
+  const uint64_t low = w < words ? row[w] >> shift : 0;
+  return shift && w + 1 < words ? low | row[w + 1] << (64 - shift) : low;
+}
 
 }  // namespace tv

@@ -6,7 +6,7 @@ namespace tv {
 
 struct Kernel {
   const char* name;
-  const void* function;
+  const void* function;  // null where the library has no machine code of it (a unit compiled with TV_HOST_ONLY)
   int dynamic_smem_bytes;
   int threads;
 };

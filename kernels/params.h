@@ -19,6 +19,10 @@ enum TvMaskKind {
   TV_MASK_QLEN = 3,    // one byte an entry, per request [n, n], at mask_indptr[b] or b * max_q * max_q
 };
 
+// Which verify kernel runs. AUTO: Hopper's on sm_90 where q is 16-byte aligned, else the portable one. NARROW: the
+// portable one as it is on cards that give a block 99 KB of shared memory, on any card.
+enum TvPath { TV_PATH_AUTO = 0, TV_PATH_PORTABLE = 1, TV_PATH_HOPPER = 2, TV_PATH_NARROW = 3 };
+
 typedef struct TvVerifyParams {
   const void* q_nope;            // [tokens, heads, 512]
   const void* q_pe;              // [tokens, heads, 64]
@@ -30,8 +34,8 @@ typedef struct TvVerifyParams {
   const void* mask;              // see TvMaskKind
   const int64_t* mask_indptr;    // [bs + 1] or null
   void* out;                     // [tokens, heads, 512]
-  float* workspace;  // [rows, nsplit, 512] partial outputs, then [rows, nsplit] lse; rows = min(tokens, bs * max_q) *
-                     // heads
+  float* workspace;              // [splits, max_q * heads, 512] partial outputs, then [splits, max_q * heads] lse
+  const int32_t* split_indptr;   // the plan, see TvPlanParams; null: splits / bs each
   int64_t q_nope_stride_t, q_nope_stride_h;
   int64_t q_pe_stride_t, q_pe_stride_h;
   int64_t kv_stride;
@@ -39,9 +43,20 @@ typedef struct TvVerifyParams {
   int64_t mask_numel;  // entries behind `mask`; a request whose range does not fit is causal
   int32_t kv_index_bytes, qo_index_bytes;
   int32_t dtype, mask_kind, mask_words;
-  int32_t bs, tokens, heads, max_q, nsplit;
+  int32_t bs, tokens, heads, max_q;
+  int32_t splits;             // of all requests: bs * nsplit without a plan; with one, what the plan may use at most
+  int32_t path;               // TvPath
   float sm_scale, logit_cap;  // logit_cap <= 0: none
 } TvVerifyParams;
+
+// The plan [2 * bs + 1]: in its order, longest splits first, the i-th request owns splits plan[i] .. plan[i + 1] and is
+// number plan[bs + 1 + i] of the batch.
+typedef struct TvPlanParams {
+  const int32_t* kv_indptr;  // [bs + 1], unified layout
+  int32_t* split_indptr;     // the plan, written
+  int32_t bs;
+  int32_t splits;  // in all, bs .. 1024. bs - 1 of them are spare, so that each request has one: the others run at once
+} TvPlanParams;
 
 typedef struct TvPrepParams {
   const int32_t* req_to_token;      // [rows, row_stride]
@@ -62,9 +77,14 @@ typedef struct TvPrepParams {
 extern "C" {
 #endif
 
-// Both return 0 or a cudaError_t; they only launch, never allocate or synchronise.
+// These return 0 or a cudaError_t; they only launch, never allocate or synchronise.
 int tv_mla_verify(const TvVerifyParams* params, void* stream);
 int tv_mla_prep(const TvPrepParams* params, void* stream);
+int tv_mla_plan(const TvPlanParams* params, void* stream);
+
+// The path (TvPath, not AUTO) that tv_mla_verify takes on the current device, and the most query rows its blocks hold:
+// what a caller needs to choose the number of splits.
+int tv_mla_path(int wanted, int* path, int* max_row_tile);
 
 // Name, dynamic shared memory and block size of kernel i; non-zero past the end. Needs no GPU.
 int tv_kernel_info(int i, const char** name, int* dynamic_smem_bytes, int* threads);

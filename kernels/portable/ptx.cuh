@@ -1,28 +1,60 @@
 // SPDX-License-Identifier: Apache-2.0
 // The few PTX instructions of the portable path: all of them exist on sm_80 and later.
+//
+// What touches memory is volatile and keeps its place among barriers. The products work on registers alone and are left
+// free, so that the compiler can weave other arithmetic between them.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-namespace tv {
+#include "basic_ptx.cuh"
 
-__device__ __forceinline__ uint32_t smem_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+namespace tv::portable {
+
+// Keeps the compiler from working out ahead of a loop, and holding in registers, what follows from x.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
-// 16 bytes from global to shared memory, past L1; zeros where `valid` is false (nothing is read then).
-__device__ __forceinline__ void cp_async16(uint32_t dst, const void* src, bool valid) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(valid ? 16 : 0)
+// 4 or 8 bytes.
+template <int kBytes>
+__device__ __forceinline__ void cp_async_small(uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(dst), "l"(src), "n"(kBytes) : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// The thread arrives once all copies that it has started so far are complete; it does not wait for that.
+__device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Waits for the end of a phase; phases alternate between parity 0 and 1. Whole warps call it: all lanes see the same.
+#if __CUDA_ARCH__ >= 900
+#define TV_MBARRIER_TEST "mbarrier.try_wait"  // rests meanwhile
+#else
+#define TV_MBARRIER_TEST "mbarrier.test_wait"
+#endif
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile("{.reg .pred done; again: " TV_MBARRIER_TEST
+               ".parity.shared.b64 done, [%0], %1; @!done bra.uni again;}" ::"r"(barrier),
+               "r"(parity)
                : "memory");
 }
+#undef TV_MBARRIER_TEST
 
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int kPending>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+// Hardware barrier `id` (0 belongs to __syncthreads) that `threads` threads reach by one call or the other; those that
+// only arrive go on at once.
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) {
@@ -46,57 +78,66 @@ __device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], uint32_t addr) {
                : "memory");
 }
 
-// d += a * b for one 16x8x16 tile, fp32 accumulation.
+// d += a * b for one 16x8x16 tile with fp32 sums, where `on`, the same for the whole warp. One predicated instruction:
+// no branch breaks up the code around it.
+#define TV_MMA(TYPE)                                                                                     \
+  asm("{.reg .pred on; setp.ne.s32 on, %10, 0; @on mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE \
+      ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};}"                                      \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                   \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(int(on)))
+
 template <typename T>
-__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool on);
 
 template <>
 __device__ __forceinline__ void mma_16x8x16<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4],
-                                                           const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+                                                           const uint32_t (&b)[2], bool on) {
+  TV_MMA("bf16");
 }
 
 template <>
-__device__ __forceinline__ void mma_16x8x16<__half>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+__device__ __forceinline__ void mma_16x8x16<__half>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                                    bool on) {
+  TV_MMA("f16");
 }
 
-// Maximum over the warp in one instruction: floats in an order-preserving integer form.
-__device__ __forceinline__ float warp_max(float x) {
-  const int bits = __float_as_int(x);
-  const int top = __reduce_max_sync(0xffffffffu, bits < 0 ? bits ^ 0x7fffffff : bits);
-  return __int_as_float(top < 0 ? top ^ 0x7fffffff : top);
-}
+#undef TV_MMA
 
-__device__ __forceinline__ float exp2_approx(float x) {
+__device__ __forceinline__ float reciprocal_approx(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
-  return x;
-}
-
+// Two floats rounded to T, the first in the lower half, and back.
 template <typename T>
-__device__ __forceinline__ T from_float(float x);
+__device__ __forceinline__ uint32_t round2(float x, float y);
+template <typename T>
+__device__ __forceinline__ float2 widen2(uint32_t pair);
+
 template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-  return __float2bfloat16_rn(x);
+__device__ __forceinline__ uint32_t round2<__nv_bfloat16>(float x, float y) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+  return *reinterpret_cast<const uint32_t*>(&pair);
 }
 template <>
-__device__ __forceinline__ __half from_float<__half>(float x) {
-  return __float2half_rn(x);
+__device__ __forceinline__ uint32_t round2<__half>(float x, float y) {
+  const __half2 pair = __floats2half2_rn(x, y);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <>
+__device__ __forceinline__ float2 widen2<__nv_bfloat16>(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+template <>
+__device__ __forceinline__ float2 widen2<__half>(uint32_t pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
 }
 
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+// Four floats, rounded to T, in one 8-byte store.
+template <typename T>
+__device__ __forceinline__ void store4(T* dst, float4 v) {
+  *reinterpret_cast<uint2*>(dst) = {round2<T>(v.x, v.y), round2<T>(v.z, v.w)};
+}
 
-}  // namespace tv
+}  // namespace tv::portable

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import asdict
 from typing import Any
 
-from applier.arch import Gpu, capability, found_gpus
+from applier.arch import OLDEST, Gpu, capability, found_gpus
 from applier.errors import UsageError
 from applier.layout import Layout
 from applier.pin import load_pins
@@ -99,8 +99,10 @@ def render(report: dict[str, Any]) -> str:
 
 
 def _path(gpu: Gpu) -> str:
-    """Which kernels a card takes."""
-    return "portable mma.sync kernels" if capability(gpu.arch) >= 8 else "stock"
+    """Which kernels a card takes: attention/paths.py asks the library the same."""
+    if capability(gpu.arch) < OLDEST:
+        return "stock"
+    return "hopper (wgmma)" if gpu.arch == "90a" else "portable (mma.sync)"
 
 
 def _nvcc(layout: Layout, mend: list[str]) -> dict[str, str] | None:

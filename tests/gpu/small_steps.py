@@ -5,23 +5,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "overlay" / "srt"))
 
-from treeverify.attention import abi, cases, ops  # noqa: E402
+from treeverify.attention import abi, cases, ops, paths  # noqa: E402
 
-WIDTHS = [(1, 3), (2, 8), (3, 8), (4, 8), (5, 8), (9, 8)]  # draft tokens, heads: every row tile
+WIDTHS = [(n, 8) for n in range(1, 10)] + [(13, 8)]
+"""Draft tokens and heads: every row tile of both paths, and more rows than any holds."""
 
 
-def verify_steps() -> None:
+def verify_steps(path: int) -> None:
+    padding = {"padded": 2, "extra_tokens": 3}
     for n, heads in WIDTHS:
-        for dtype in (torch.bfloat16, torch.float16):
-            cases.make_case([0, 150], n, heads, dtype=dtype, nsplit=1, two_source=True, mask_kind=abi.MASK_QLEN).run()
-            padding = {"padded": 2, "extra_tokens": 3}
-            cases.make_case([0, 150], n, heads, dtype=dtype, nsplit=1, mask_kind=abi.MASK_FULL, **padding).run()
-            cases.make_case([0, 150], n, heads, dtype=dtype, nsplit=3, **padding).run()
+        bf16: dict[str, Any] = {"dtype": torch.bfloat16, "path": path}
+        fp16: dict[str, Any] = {"dtype": torch.float16, "path": path}
+        cases.make_case([0, 150], n, heads, nsplit=1, two_source=True, mask_kind=abi.MASK_QLEN, **bf16).run()
+        cases.make_case([0, 150], n, heads, nsplit=1, mask_kind=abi.MASK_FULL, **padding, **fp16).run()
+        cases.make_case([0, 150], n, heads, nsplit=3, **padding, **fp16).run()
+        cases.make_case([0, 300], n, heads, plan=True, **padding, **bf16).run()
+    for nsplit in (6, 12, 20):  # combine shares a row among 2, 4 and 8 warps
+        cases.make_case([1500, 70], 3, 8, nsplit=nsplit, path=path).run()
 
 
 def prep_step() -> None:
@@ -37,7 +43,8 @@ def prep_step() -> None:
 
 
 if __name__ == "__main__":
-    verify_steps()
+    for target in paths.testable(torch.device("cuda")):
+        verify_steps(target.path)
     prep_step()
     torch.cuda.synchronize()
     print("small steps: done")

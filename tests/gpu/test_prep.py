@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from treeverify.attention import abi, cases, ops, reference
-from treeverify.attention.plan import KEY_DIM, choose_nsplit, workspace_floats
+from treeverify.attention import abi, cases, ops, paths, reference
+from treeverify.attention.plan import KEY_DIM, workspace_floats
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,7 @@ def test_matches_the_cpu(lens, n, padded, kind, seq_dtype, index_dtype):
 
 
 @pytest.mark.parametrize("raw_bs", [1, 3, 4])
-def test_prep_and_replay_never_synchronise(raw_bs):
+def test_prep_and_replay_never_synchronise(path, raw_bs):
     """Prep outside, verify inside a graph, new lengths and masks each step, sync debug mode on; same bits as eager."""
     bs, n, heads, context = 4, 12, 8, 4000
     gen = torch.Generator().manual_seed(raw_bs)
@@ -55,8 +55,8 @@ def test_prep_and_replay_never_synchronise(raw_bs):
     q_nope = torch.randn(heads, bs * n, 512, device="cuda").to(torch.bfloat16).transpose(0, 1)
     q_pe = torch.randn(bs * n, heads, 64, device="cuda").to(torch.bfloat16)
     out = torch.empty(bs * n, heads, 512, dtype=torch.bfloat16, device="cuda")
-    nsplit = choose_nsplit(bs, n, heads, 132)
-    workspace = torch.empty(workspace_floats(bs * n, heads, nsplit), device="cuda")
+    nsplit = paths.target(torch.device("cuda"), path).nsplit(bs, n, heads)
+    workspace = torch.empty(workspace_floats(bs, n, heads, bs * nsplit), device="cuda")
     indptr, indices, packed = buffers(bs, n, bs * (context + n), torch.int32, "cuda")
     qo = torch.arange(0, (bs + 1) * n, n, dtype=torch.int32, device="cuda")
     steps = []
@@ -89,6 +89,7 @@ def test_prep_and_replay_never_synchronise(raw_bs):
             0.0,
             out,
             workspace,
+            path=path,
         )
 
     prep(*steps[0])

@@ -9,7 +9,14 @@ import pytest
 from treeverify.attention import abi
 
 
-@pytest.mark.parametrize(("mirror", "name"), [(abi.VerifyParams, "TvVerifyParams"), (abi.PrepParams, "TvPrepParams")])
+@pytest.mark.parametrize(
+    ("mirror", "name"),
+    [
+        (abi.VerifyParams, "TvVerifyParams"),
+        (abi.PrepParams, "TvPrepParams"),
+        (abi.PlanParams, "TvPlanParams"),
+    ],
+)
 def test_struct_layout(host_build, mirror, name):
     fields = [f[0] for f in mirror._fields_]
     rows = ", ".join(f"{{offsetof({name}, {f}), sizeof({name}::{f})}}" for f in fields)
@@ -33,6 +40,14 @@ def test_mask_kinds(host_build):
     source = f'#include "params.h"\nextern "C" int kind(int i) {{ const int k[] = {{{names}}}; return k[i]; }}'
     lib = host_build("kinds", source)
     assert [lib.kind(i) for i in range(4)] == [abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN]
+
+
+def test_paths(host_build):
+    names = "TV_PATH_AUTO, TV_PATH_PORTABLE, TV_PATH_HOPPER, TV_PATH_NARROW"
+    source = f'#include "params.h"\nextern "C" int path(int i) {{ const int p[] = {{{names}}}; return p[i]; }}'
+    lib = host_build("paths", source)
+    mirror = [abi.PATH_AUTO, abi.PATH_PORTABLE, abi.PATH_HOPPER, abi.PATH_NARROW]
+    assert [lib.path(i) for i in range(4)] == mirror
 
 
 def test_missing_library_names_the_way_out(monkeypatch, tmp_path):

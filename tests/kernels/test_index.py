@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kernels/index.h, built by g++: splits, chunks, row tiles and mask addresses."""
+"""kernels/index.h, built by g++: splits, chunks, row tiles and mask addresses, and their mirror in plan.py."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from treeverify.attention import cases, plan, reference
 
 SHIM = r"""
 #include "index.h"
+#include "portable/limits.h"
+#include "hopper/shape.cuh"
 extern "C" {
 int constant(int i) {
-  const int all[] = {tv::kLatent, tv::kRope, tv::kKeyDim, tv::kMaxRowTile, tv::kMaxSplits, tv::kTile, tv::kMinChunk};
+  const int all[] = {tv::kLatent, tv::kRope, tv::kKeyDim, tv::kMaxSplits, tv::kChunkUnit,
+                     tv::portable::kMaxRowTile, tv::hopper::kMaxRowTile};
   return all[i];
 }
-int row_tile(int rows) { return tv::row_tile(rows); }
+int row_tile(int rows, int most) { return tv::row_tile(rows, most); }
+int chunk_len(int kv, int nsplit) { return tv::chunk_len(kv, nsplit); }
 void split_range(int kv, int nsplit, int s, int* out) {
   const tv::Range r = tv::split_range(kv, nsplit, s);
   out[0] = r.begin, out[1] = r.end;
@@ -32,6 +36,8 @@ void byte_mask(bool full, int64_t start, int prefix, int n, int64_t numel, int64
   const tv::ByteMask m = full ? tv::full_mask(start, prefix, n, numel) : tv::qlen_mask(start, n, numel);
   out[0] = m.base, out[1] = m.stride, out[2] = m.fits;
 }
+uint64_t low_bits(int count) { return tv::low_bits(count); }
+uint64_t packed_window(const uint64_t* row, int words, int first) { return tv::packed_window(row, words, first); }
 uint64_t causal_word(int i, int w) { return tv::causal_word(i, w); }
 bool packed_bit(const uint64_t* row, int j) { return tv::packed_bit(row, j); }
 int mask_words(int n) { return tv::mask_words(n); }
@@ -43,7 +49,7 @@ KV = st.one_of(st.integers(0, 4096), st.integers(0, 2**31 - 4096))
 @pytest.fixture(scope="module")
 def index(host_build):
     lib = host_build("index", SHIM)
-    lib.causal_word.restype = ctypes.c_uint64
+    lib.causal_word.restype = lib.low_bits.restype = lib.packed_window.restype = ctypes.c_uint64
     lib.packed_bit.restype = ctypes.c_bool
     lib.request_lengths.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_bool, ctypes.c_void_p]
     lib.byte_mask.argtypes = [
@@ -62,34 +68,44 @@ def ints(count: int, kind=ctypes.c_int):
 
 
 def test_constants_are_those_of_the_plan(index):
-    expected = [plan.LATENT, plan.ROPE, plan.KEY_DIM, plan.MAX_ROW_TILE, plan.MAX_SPLITS]
-    assert [index.constant(i) for i in range(5)] == expected
+    expected = [plan.LATENT, plan.ROPE, plan.KEY_DIM, plan.MAX_SPLITS, plan.CHUNK_UNIT]
+    expected += [plan.PORTABLE_ROW_TILE, plan.HOPPER_ROW_TILE]
+    assert [index.constant(i) for i in range(7)] == expected
 
 
 @settings(deadline=None)
 @given(kv=KV, nsplit=st.integers(1, plan.MAX_SPLITS))
 def test_splits_partition_the_kv(index, kv, nsplit):
-    tile, min_chunk, at, active, out = index.constant(5), index.constant(6), 0, 0, ints(2)
+    chunk, at, active, out = index.chunk_len(kv, nsplit), 0, 0, ints(2)
+    assert chunk % plan.CHUNK_UNIT == 0
+    assert kv <= chunk * nsplit < kv + plan.CHUNK_UNIT * nsplit, "no longer than an equal share in whole units"
     for s in range(nsplit):
         index.split_range(kv, nsplit, s, out)
         begin, end = out
         if begin >= end:
             continue
         assert begin == at and active == s, "splits that are not empty come first, in order, without a gap"
-        assert begin % tile == 0 and (end == kv or ((end - begin) % tile == 0 and end - begin >= min_chunk))
+        assert end == kv or end - begin == chunk
         at, active = end, active + 1
     assert at == kv
     assert active == index.active_splits(kv, nsplit)
 
 
-@given(rows=st.integers(1, 256 * 128))
-def test_row_tile(index, rows):
-    tile = index.row_tile(rows)
-    assert tile == plan.row_tile(rows)
-    assert tile % 8 == 0 and 8 <= tile <= plan.MAX_ROW_TILE
+@given(rows=st.integers(1, 256 * 128), most=st.sampled_from([8, 40, 48, 72, 128]))
+def test_row_tile(index, rows, most):
+    tile = index.row_tile(rows, most)
+    assert tile == plan.row_tile(rows, most)
+    assert tile % 8 == 0 and 8 <= tile <= most
     blocks = -(-rows // tile)
-    assert blocks == -(-rows // plan.MAX_ROW_TILE), "no more blocks than the largest tile needs"
+    assert blocks == -(-rows // most) == plan.row_blocks(rows, 1, most), "no more blocks than the largest tile needs"
     assert blocks * tile - rows < 8 * blocks, "tiles are filled evenly"
+
+
+@given(rows=st.integers(1, 256 * 128))
+def test_an_instance_that_holds_the_tile_needs_no_more_blocks(index, rows):
+    """The Hopper path has five row tiles: the next larger one serves, in as many blocks."""
+    instance = next(i for i in (16, 32, 48, 64, 72) if i >= index.row_tile(rows, plan.HOPPER_ROW_TILE))
+    assert -(-rows // instance) == plan.row_blocks(rows, 1, plan.HOPPER_ROW_TILE)
 
 
 @given(prefix=st.integers(0, 2**30), n=st.integers(1, 256), unified=st.booleans())
@@ -143,22 +159,18 @@ def test_packed_words(index, n):
     assert rows == tree.tolist()
 
 
-@pytest.mark.parametrize(
-    ("bs", "n", "heads", "sms", "nsplit"),
-    [
-        (1, 9, 8, 132, 66),
-        (1, 1, 8, 132, 132),
-        (8, 9, 8, 132, 8),
-        (8, 9, 64, 132, 1),
-        (1, 9, 8, 188, 94),
-        (1, 9, 8, 0, 32),
-        (1, 1, 1, 512, 256),
-    ],
-)
-def test_nsplit_fills_one_wave(bs, n, heads, sms, nsplit):
-    assert plan.choose_nsplit(bs, n, heads, sms) == nsplit
+@given(count=st.integers(-200, 200))
+def test_low_bits(index, count):
+    assert index.low_bits(count) == (1 << min(max(count, 0), 64)) - 1
 
 
-def test_workspace_holds_partials_and_lse():
-    assert plan.workspace_floats(9, 8, 66) == 9 * 8 * 66 * 513
-    assert plan.workspace_floats(9, 8, 1) == 0
+@settings(deadline=None)
+@given(n=st.integers(1, 256), first=st.integers(-200, 300), seed=st.integers(0, 2**30))
+def test_packed_window(index, n, first, seed):
+    row = torch.randint(0, 2, (n,), generator=torch.Generator().manual_seed(seed)).bool()
+    padded = torch.zeros(1, index.mask_words(n) * 64, dtype=torch.bool)
+    padded[0, :n] = row
+    words = (padded.view(-1, 64).long() << torch.arange(64)).sum(1)
+    window = index.packed_window(ctypes.c_void_p(words.data_ptr()), len(words), first)
+    expected = [j < 0 or (j < n and bool(row[j])) for j in range(first, first + 64)]
+    assert [bool(window >> k & 1) for k in range(64)] == expected

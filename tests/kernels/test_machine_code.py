@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvcc makes of the verify kernel for sm_120: tensor-core products as counted on paper, no spills, 99 KB."""
+"""What nvcc makes of the verify kernels: products as counted on paper, no spills, wgmma on sm_90a and nowhere else."""
 
 from __future__ import annotations
 
@@ -10,29 +10,50 @@ from pathlib import Path
 import pytest
 import sass_counts
 
-ROOT = Path(__file__).resolve().parents[2]
+KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
 
-@pytest.mark.parametrize("rows", [8, 40])
-def test_sm_120(rows, tmp_path):
+def counts(source: str, arch: str, folder: Path, *flags: str) -> dict[str, dict[str, int]]:
+    """Instructions by kernel and group of one unit, compiled for one architecture."""
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
         pytest.skip("needs nvcc on PATH")
-    source, cubin = ROOT / "kernels" / "portable" / "inst" / f"verify_bf16_r{rows}.cu", tmp_path / "kernel.cubin"
-    command = [
-        nvcc,
-        "-std=c++17",
-        "-O3",
-        f"-I{ROOT / 'kernels'}",
-        "-arch=sm_120",
-        "-cubin",
-        "-o",
-        str(cubin),
-        str(source),
-    ]
-    subprocess.run(command, check=True)
-    found = sass_counts.counts(cubin, "120")[f"tv_verify_bf16_r{rows}"]
-    # a tile: 9 slices of 16 dimensions for the scores, 2 x 4 blocks of positions and dimensions for the output
-    assert found["HMMA"] == (9 + 2 * 4) * rows // 8
+    cubin = folder / "kernel.cubin"
+    options = ["-std=c++17", "-O3", f"-I{KERNELS}", f"-arch=sm_{arch}", *flags]
+    subprocess.run([nvcc, *options, "-cubin", "-o", str(cubin), str(KERNELS / source)], check=True)
+    return sass_counts.counts(cubin, arch)
+
+
+def portable_products(rows: int, positions: int) -> int:
+    """Products of 16 x 8 x 16 in a warp's code, of a tile of `positions`.
+
+    9 steps of 16 dimensions for the scores, each warp half of the rows; 64 dimensions of the output for all rows. The
+    code has one half of the latter twice: for the last tile, behind the loop.
+    """
+    n8 = rows // 8
+    return 9 * positions // 16 * -(-n8 // 2) + 4 * positions // 16 * n8 * 3 // 2
+
+
+@pytest.mark.parametrize("rows", [8, 48])
+def test_portable_on_sm_120(rows, tmp_path):
+    found = counts(f"portable/inst/verify_bf16_r{rows}.cu", "120", tmp_path)[f"tv_verify_bf16_r{rows}"]
+    assert found["HMMA"] == portable_products(rows, 16)
+    assert found["spill"] == 0 and found["LDGSTS"] > 0
+
+
+def test_wide_on_sm_90a(tmp_path):
+    found = counts("portable/inst/verify_wide_bf16_r48.cu", "90a", tmp_path)["tv_verify_wide_bf16_r48"]
+    assert found["HMMA"] == portable_products(48, 32)
+    assert found["spill"] == 0 and found["HGMMA"] == 0
+
+
+def test_hopper_on_sm_90a(tmp_path):
+    found = counts("hopper/inst/verify_bf16_r72.cu", "90a", tmp_path)["tv_hopper_bf16_r72"]
+    assert found["HGMMA"] > 0 and found["HMMA"] == 0
     assert found["spill"] == 0
-    assert found["LDGSTS"] == 2 * 9, "16-byte asynchronous copies: 9 a thread and tile, in the prologue and in the loop"
+
+
+@pytest.mark.parametrize("unit", ["hopper/inst/verify_bf16_r72.cu", "portable/inst/verify_wide_bf16_r48.cu"])
+def test_a_unit_of_another_architecture_has_no_kernel(unit, tmp_path):
+    """An empty one would be launched there, and leave the output as it was."""
+    assert counts(unit, "120", tmp_path, "-DTV_HOST_ONLY") == {}

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "portable/verify.cuh"
 
-TV_VERIFY_KERNEL(tv_verify_bf16_r24, __nv_bfloat16, 24)
+TV_VERIFY_KERNEL(tv_verify_bf16_r24, __nv_bfloat16, Narrow<24>)

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "portable/verify.cuh"
 
-TV_VERIFY_KERNEL(tv_verify_fp16_r24, __half, 24)
+TV_VERIFY_KERNEL(tv_verify_fp16_r24, __half, Narrow<24>)

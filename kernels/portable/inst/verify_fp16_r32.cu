@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "portable/verify.cuh"
 
-TV_VERIFY_KERNEL(tv_verify_fp16_r32, __half, 32)
+TV_VERIFY_KERNEL(tv_verify_fp16_r32, __half, Narrow<32>)

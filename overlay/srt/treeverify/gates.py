@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .attention import abi, ops
-from .attention.plan import LATENT, MAX_Q, ROPE
+from .attention import abi, ops, paths
+from .attention.plan import LATENT, MAX_HEADS, MAX_Q, ROPE
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -26,7 +26,8 @@ DISABLE = "TREEVERIFY_DISABLE"
 DROP_MASK = "TREEVERIFY_DROP_MASK_FOR_TEST"
 """Set to 1: our kernels verify every tree causally. Only for negative controls: outputs are wrong."""
 
-MAX_HEADS = 128
+PLAN = "TREEVERIFY_PLAN"
+"""Set to 1: splits are shared out by the requests' lengths, every step; bits then depend on a request's neighbours."""
 
 CHAINS = frozenset({"DFLASH", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE"})
 """Algorithms that draft a chain at topk 1. Any other one, a plugin's too, is taken to draft trees."""
@@ -59,6 +60,16 @@ def verifying_backend(server_args: ServerArgs) -> str:
     return decode if server_args.speculative_attention_mode == "decode" else prefill
 
 
+def plans(server_args: ServerArgs) -> bool:
+    """Whether splits are shared out by length; not under SGLang's deterministic mode, which one log line says."""
+    if not switched_on(PLAN):
+        return False
+    if server_args.enable_deterministic_inference:
+        _log_once(logging.WARNING, f"treeverify: {PLAN} has no effect with --enable-deterministic-inference.")
+        return False
+    return True
+
+
 def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -> bool:
     """Whether treeverify takes over TARGET_VERIFY of this runner's `backend_name` backend.
 
@@ -76,7 +87,7 @@ def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -
         return False
     found = obstacle(model_runner, backend_name, device, trees)
     if found is None:
-        _log_once(logging.INFO, f"treeverify: TARGET_VERIFY of {backend_name} (MLA) runs on treeverify's kernels.")
+        _log_once(logging.INFO, _serving_note(backend_name, device))
         if switched_on(DROP_MASK):
             _log_once(logging.ERROR, f"treeverify: {DROP_MASK} is set: tree masks are DROPPED, outputs are WRONG.")
         return True
@@ -118,6 +129,9 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
         return Obstacle(
             f"{width} draft tokens are more than {MAX_Q}", f"Lower --speculative-num-draft-tokens to {MAX_Q}"
         )
+    heads = config.num_attention_heads // _attention_ranks()
+    if not 1 <= heads <= MAX_HEADS:
+        return Obstacle(f"{heads} query heads a GPU are not within 1 .. {MAX_HEADS}", "Change --tp-size")
     if (
         model_runner.kv_cache_dtype not in (torch.bfloat16, torch.float16)
         or model_runner.kv_cache_dtype != model_runner.dtype
@@ -138,19 +152,33 @@ def _package() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
-@functools.cache
+def _attention_ranks() -> int:
+    """GPUs that share the heads of a layer."""
+    from sglang.srt.layers.dp_attention import get_attention_tp_size
+
+    return int(get_attention_tp_size())
+
+
 def _kernel_obstacle(device: torch.device, dtype: torch.dtype) -> Obstacle | None:
-    """Launches both kernels once on the smallest batch there is."""
-    if device.type != "cuda":
-        return None
+    """What keeps the kernels from running on this device, found by running them."""
     try:
-        smoke(device, dtype)
+        path = paths.chosen()
+    except ValueError as e:
+        return Obstacle(str(e), f"Unset {paths.CHOICE}")
+    return _failure(device, dtype, path) if device.type == "cuda" else None
+
+
+@functools.cache
+def _failure(device: torch.device, dtype: torch.dtype, path: int) -> Obstacle | None:
+    try:
+        smoke(device, dtype, path)
     except (RuntimeError, OSError) as e:
-        return Obstacle(f"the kernels do not run here: {e}", f"Run `apply.py apply --sglang {_package()}` here")
+        unset = f"Unset {paths.CHOICE}, or run" if path != abi.PATH_AUTO else "Run"
+        return Obstacle(f"the kernels do not run here: {e}", f"{unset} `apply.py apply --sglang {_package()}` here")
     return None
 
 
-def smoke(device: torch.device, dtype: torch.dtype) -> None:
+def smoke(device: torch.device, dtype: torch.dtype, path: int = abi.PATH_AUTO) -> None:
     """One request, one token, one head through mla_prep and mla_verify.
 
     Raises:
@@ -165,7 +193,13 @@ def smoke(device: torch.device, dtype: torch.dtype) -> None:
     ops.mla_verify(
         q[..., :LATENT], q[..., LATENT:], q, kv_indptr, kv_indices, torch.arange(2, dtype=torch.int32, device=device),
         None, mask, None, abi.MASK_PACKED, 1, 1, 1, 1.0, 0.0, out, torch.empty(0, dtype=torch.float32, device=device),
+        path=path,
     )  # fmt: skip
+
+
+def _serving_note(backend_name: str, device: torch.device) -> str:
+    kernels = f"{paths.target(device, paths.chosen()).name} kernels" if device.type == "cuda" else "reference"
+    return f"treeverify: TARGET_VERIFY of {backend_name} (MLA) runs on treeverify's {kernels}."
 
 
 def _disabled_note(backend_name: str, trees: bool) -> str:

@@ -3,9 +3,10 @@
 
     python -m sglang.srt.treeverify.selftest [--json] [--buckets 1,8,9 8,8,64 ...] [--no-bench]
 
-A bucket is batch size, heads of a rank, draft tokens a request: what a captured graph has fixed. Each is run in every
-index layout, mask form and dtype, eager and replayed from a graph with other data. Exit 0 where all agree, 1 where one
-does not, 2 where there is no GPU. Owners of cards nobody has measured: please send the --json output.
+A bucket is batch size, heads of a rank, draft tokens a request: what a captured graph has fixed. Each is run on every
+path the card has, in every index layout, mask form and dtype, eager and replayed from a graph with other data. Exit 0
+where all agree, 1 where one does not, 2 where there is no GPU. Owners of cards nobody has measured: please send the
+--json output.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .attention import abi, cases, ops, reference
+from .attention import abi, cases, ops, paths, reference
 from .attention.plan import KEY_DIM, mask_words
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -58,14 +59,16 @@ VARIANTS = [
     Variant("draft-only mask", {"mask_kind": abi.MASK_QLEN}),
     Variant("no mask", {"mask_kind": abi.MASK_NONE}),
     Variant("padded requests, stray rows", {"padded": 2, "extra_tokens": 3}),
+    Variant("planned splits", {"plan": True}),
     Variant("logit cap", {"logit_cap": 20.0}),
 ]  # fmt: skip
 
 
-def check(bucket: Bucket, variant: Variant, dtype: torch.dtype) -> dict[str, Any]:
+def check(bucket: Bucket, variant: Variant, dtype: torch.dtype, target: paths.Target) -> dict[str, Any]:
     """One row: errors against the reference, bits against the graph, and that the mask matters."""
     prefixes = [PREFIXES[i % len(PREFIXES)] for i in range(bucket.bs)]
-    case = cases.make_case(prefixes, bucket.n, bucket.heads, dtype=dtype, seed=SEED, **variant.arguments)
+    how = {"dtype": dtype, "path": target.path, "seed": SEED, **variant.arguments}
+    case = cases.make_case(prefixes, bucket.n, bucket.heads, **how)
     expected = case.expected()
     eager = case.run().clone()
     error = reference.worst_row_error(eager, expected)
@@ -80,7 +83,8 @@ def check(bucket: Bucket, variant: Variant, dtype: torch.dtype) -> dict[str, Any
     masked = variant.arguments.get("mask_kind") != abi.MASK_NONE and bucket.n > 2
     ok = error <= TOLERANCE[dtype] and same_bits and (not masked or chain > 10 * TOLERANCE[dtype])
     return {
-        **bucket._asdict(), "dtype": str(dtype).removeprefix("torch."), "variant": variant.name, "nsplit": case.nsplit,
+        **bucket._asdict(), "path": target.name, "dtype": str(dtype).removeprefix("torch."), "variant": variant.name,
+        "nsplit": case.nsplit, "planned_splits": case.splits,
         "error": error, "error_if_causal": chain if masked else None, "replay_same_bits": same_bits, "ok": ok,
     }  # fmt: skip
 
@@ -111,15 +115,16 @@ def check_prep(bucket: Bucket) -> dict[str, Any]:
     return {**bucket._asdict(), "variant": "prep", "ok": ok}
 
 
-def timed(bs: int, heads: int, n: int, kv: int) -> dict[str, Any]:
+def timed(bs: int, heads: int, n: int, kv: int, target: paths.Target) -> dict[str, Any]:
     """One row: median microseconds of a replay with a cold L2, and the KV bytes per second that means."""
+    row = {"bs": bs, "heads": heads, "n": n, "kv": kv, "path": target.name}
     need = bs * (kv + n) * KEY_DIM * 2
     free, _ = torch.cuda.mem_get_info()
     if need * 3 > free:
-        return {"bs": bs, "heads": heads, "n": n, "kv": kv, "us": None, "skipped": "not enough free memory"}
-    case = cases.make_case([kv] * bs, n, heads, seed=SEED)
+        return {**row, "us": None, "skipped": "not enough free memory"}
+    case = cases.make_case([kv] * bs, n, heads, path=target.path, seed=SEED)
     us = _median_us(case.run)
-    return {"bs": bs, "heads": heads, "n": n, "kv": kv, "nsplit": case.nsplit, "us": us, "kv_gbs": need / us / 1e3}
+    return {**row, "nsplit": case.nsplit, "us": us, "kv_gbs": need / us / 1e3}
 
 
 def _median_us(run: Callable[[], object], repeats: int = 20) -> float:
@@ -140,13 +145,14 @@ def _median_us(run: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(times)
 
 
-def rows(buckets: list[Bucket]) -> Iterator[dict[str, Any]]:
+def rows(buckets: list[Bucket], targets: list[paths.Target]) -> Iterator[dict[str, Any]]:
     """Every check of every bucket."""
     for bucket in buckets:
         yield check_prep(bucket)
-        for dtype in (torch.bfloat16, torch.float16):
-            for variant in VARIANTS:
-                yield check(bucket, variant, dtype)
+        for target in targets:
+            for dtype in TOLERANCE:
+                for variant in VARIANTS:
+                    yield check(bucket, variant, dtype, target)
 
 
 def environment() -> dict[str, str | None]:
@@ -191,28 +197,30 @@ def main(argv: list[str] | None = None) -> int:
         buckets = [Bucket(*map(int, text.split(","))) for text in args.buckets]
     except (TypeError, ValueError):
         parser.error("a bucket is batch size, heads and draft tokens, such as 1,8,9")
+    targets = paths.testable(torch.device("cuda"))
+    if not args.json:
+        print(f"{torch.cuda.get_device_name()} takes the {targets[0].name} path", flush=True)
     done = []
-    for row in rows(buckets):
+    for row in rows(buckets, targets):
         done.append(row)
         if not args.json and not row["ok"]:
             print(f"WRONG {row}", flush=True)
         if not args.json and row["variant"] == VARIANTS[-1].name and row["dtype"] == "float16":
-            mine = [r for r in done if (r["bs"], r["heads"], r["n"]) == (row["bs"], row["heads"], row["n"])]
-            worst = max(r.get("error", 0.0) for r in mine)
-            print(
-                f"bs {row['bs']:3} heads {row['heads']:3} n {row['n']:3}: {len(mine)} checks, worst {worst:.1e}",
-                flush=True,
-            )
-    bench = [] if args.no_bench else [timed(*shape) for shape in TIMED]
+            mine = [r for r in done if all(r.get(k) == row[k] for k in ("bs", "heads", "n", "path"))]
+            worst = max(r["error"] for r in mine)
+            shape = f"bs {row['bs']:3} heads {row['heads']:3} n {row['n']:3}"
+            print(f"{shape} {row['path']:8}: {len(mine)} checks, worst {worst:.1e}", flush=True)
+    bench = [] if args.no_bench else [timed(*shape, target) for shape in TIMED for target in targets]
     wrong = [row for row in done if not row["ok"]]
     if args.json:
-        print(json.dumps({**environment(), "ok": not wrong, "rows": done, "bench": bench}, indent=1))
+        report = {**environment(), "path": targets[0].name, "ok": not wrong, "rows": done, "bench": bench}
+        print(json.dumps(report, indent=1))
     else:
         for row in bench:
             time = (
                 "skipped: not enough memory" if row["us"] is None else f"{row['us']:9.1f} us {row['kv_gbs']:7.0f} GB/s"
             )
-            print(f"bs {row['bs']:2} heads {row['heads']:3} n {row['n']:3} kv {row['kv']:7}: {time}")
+            print(f"bs {row['bs']:2} heads {row['heads']:3} n {row['n']:3} kv {row['kv']:7} {row['path']:8}: {time}")
         print(f"{len(done) - len(wrong)} of {len(done)} checks agree with the reference")
     return 1 if wrong else 0
 

@@ -154,20 +154,79 @@ def test_replay_follows_the_tree_and_clears_padding(
     assert got["padding"] == 0.0 and got["fixed"] and got["shared"] and got["metadata"] == "VerifyMetadata", got
 
 
+def planned(deterministic: bool) -> dict[str, Any]:
+    """A ragged eager step and a replay of its bucket with TREEVERIFY_PLAN=1: who got how many splits."""
+    import logging
+    import os
+
+    import torch
+    from mla_rig import Rig, worst_row
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("sglang.srt.treeverify").addHandler(handler)
+    os.environ["TREEVERIFY_PLAN"] = "1"
+    try:
+        rig = Rig(enable_deterministic_inference=deterministic, context=1000)
+        backend = rig.backend()
+    finally:
+        del os.environ["TREEVERIFY_PLAN"]
+    step = rig.step([5, 900, 70], 8)
+    batch = step.forward_batch("eagle")
+    backend.init_forward_metadata(batch)
+    eager = backend.forward_metadata
+    tree = worst_row(step.attend(backend, batch), step.expected())
+    backend.init_cuda_graph_state(4, 32)
+    rows, lens = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int32)
+    backend.init_forward_metadata_capture_cuda_graph(4, 32, rows, lens, None, ForwardMode.TARGET_VERIFY, None)
+    captured = backend.forward_metadata
+    rows[:3], lens[:3], backend.tree_verify.raw_bs = step.req_pool_indices, step.seq_lens.int(), 3
+    backend.init_forward_metadata_replay_cuda_graph(
+        4, rows, lens, 976, None, ForwardMode.TARGET_VERIFY, step.spec_info("eagle"), seq_lens_cpu=None
+    )
+
+    def shares(metadata: Any) -> list[int] | None:
+        if metadata.split_indptr is None:
+            return None
+        starts, order = metadata.split_indptr[: 2 * metadata.bs + 1].split([metadata.bs + 1, metadata.bs])
+        return starts.diff()[order.argsort()].tolist()
+
+    return {"tree": tree, "eager": shares(eager), "replay": shares(captured), "heard": heard}
+
+
+def test_a_plan_shares_splits_by_length(patched: Worker) -> None:
+    got = patched(planned, deterministic=False)
+    assert got["tree"] <= BF16, got
+    assert got["eager"] == [1, 15, 2] and got["replay"] == [1, 15, 2, 1], got
+
+
+def test_no_plan_in_deterministic_mode(patched: Worker) -> None:
+    got = patched(planned, deterministic=True)
+    assert got["tree"] <= BF16 and got["eager"] is None and got["replay"] is None, got
+    assert any("TREEVERIFY_PLAN has no effect" in line for line in got["heard"]), got
+
+
 def gate(**case: Any) -> str:
     """Either served or stock, or the text of the refusal, for a runner with these server arguments."""
+    import os
+
     import torch
     from mla_rig import Rig
 
-    kv = case.pop("kv", None)
+    kv, path = case.pop("kv", None), case.pop("path", "auto")
     skip_prefill, draft = case.pop("skip_prefill", False), case.pop("draft", False)
     rig = Rig(is_draft_worker=draft, **case)
     if kv:
         rig.runner.kv_cache_dtype = getattr(torch, kv)
+    os.environ["TREEVERIFY_PATH"] = path
     try:
         backend = rig.backend(skip_prefill=skip_prefill)
     except ValueError as error:
         return str(error)
+    finally:
+        del os.environ["TREEVERIFY_PATH"]
     return "stock" if backend.tree_verify is None else "served"
 
 
@@ -190,6 +249,9 @@ CHAIN: dict[str, Any] = {"speculative_algorithm": "EAGLE", "speculative_eagle_to
         ({**CHAIN, "enable_two_batch_overlap": True}, "stock"),
         ({**CHAIN, "enable_pdmux": True}, "stock"),
         ({**CHAIN, "page_size": 64}, "served"),
+        ({**CHAIN, "heads": 129}, "stock"),
+        ({"heads": 128}, "served"),
+        ({"path": "portable"}, "served"),
     ],
 )
 def test_gate(patched: Worker, case: dict[str, Any], outcome: str) -> None:
@@ -205,6 +267,8 @@ def test_gate(patched: Worker, case: dict[str, Any], outcome: str) -> None:
         ({"page_size": 64}, ["page size 64", "--page-size 1"]),
         ({"speculative_num_draft_tokens": 257}, ["257", "256", "--speculative-num-draft-tokens"]),
         ({"speculative_algorithm": "NGRAM", "kv": "float8_e5m2"}, ["NGRAM", "float8_e5m2"]),
+        ({"heads": 129}, ["129 query heads", "1 .. 128", "--tp-size"]),
+        ({"path": "fast"}, ["TREEVERIFY_PATH=fast", "portable", "hopper"]),
     ],
 )
 def test_tree_is_refused_with_reason_and_way_out(patched: Worker, case: dict[str, Any], words: list[str]) -> None:

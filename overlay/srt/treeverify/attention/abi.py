@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 MASK_NONE, MASK_PACKED, MASK_FULL, MASK_QLEN = range(4)
+PATH_AUTO, PATH_PORTABLE, PATH_HOPPER, PATH_NARROW = range(4)
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -18,13 +19,19 @@ class VerifyParams(ctypes.Structure):
 
     _fields_ = [
         *((name, _P) for name in ("q_nope", "q_pe", "kv", "kv_indptr", "kv_indices", "qo_indptr", "out_cache_loc")),
-        *((name, _P) for name in ("mask", "mask_indptr", "out", "workspace")),
+        *((name, _P) for name in ("mask", "mask_indptr", "out", "workspace", "split_indptr")),
         *((name, _I64) for name in ("q_nope_stride_t", "q_nope_stride_h", "q_pe_stride_t", "q_pe_stride_h")),
         *((name, _I64) for name in ("kv_stride", "out_stride_t", "out_stride_h", "mask_numel")),
         *((name, _I32) for name in ("kv_index_bytes", "qo_index_bytes", "dtype", "mask_kind", "mask_words")),
-        *((name, _I32) for name in ("bs", "tokens", "heads", "max_q", "nsplit")),
+        *((name, _I32) for name in ("bs", "tokens", "heads", "max_q", "splits", "path")),
         *((name, _F32) for name in ("sm_scale", "logit_cap")),
     ]
+
+
+class PlanParams(ctypes.Structure):
+    """TvPlanParams, field by field."""
+
+    _fields_ = [("kv_indptr", _P), ("split_indptr", _P), ("bs", _I32), ("splits", _I32)]
 
 
 class PrepParams(ctypes.Structure):
@@ -61,6 +68,8 @@ def library() -> ctypes.CDLL:
         ) from e
     lib.tv_mla_verify.argtypes = [ctypes.POINTER(VerifyParams), ctypes.c_void_p]
     lib.tv_mla_prep.argtypes = [ctypes.POINTER(PrepParams), ctypes.c_void_p]
+    lib.tv_mla_plan.argtypes = [ctypes.POINTER(PlanParams), ctypes.c_void_p]
+    lib.tv_mla_path.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int)]
     lib.tv_kernel_info.argtypes = [
         ctypes.c_int,
         ctypes.POINTER(ctypes.c_char_p),

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import abi, ops  # noqa: F401 - ops defines mla_verify
-from .plan import LATENT, choose_nsplit, mask_words, workspace_floats
+from . import abi, ops  # noqa: F401 - ops defines the ops
+from .paths import Target
+from .plan import LATENT, mask_words, plan_size, workspace_floats
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
+_mla_plan = torch.ops.treeverify.mla_plan.default
 _mla_verify = torch.ops.treeverify.mla_verify.default
+
+KV_LIMIT = 2**31
+"""First number of KV slots that a batch's kv_indptr cannot hold."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,23 @@ class Geometry:
     """Query heads of this rank."""
     row_width: int
     """Slots a row of req_to_token holds: the longest prefix with its draft fits."""
-    sm_count: int
-    """Multiprocessors of the GPU, 0 where unknown."""
+    target: Target
+    path: int = abi.PATH_AUTO
+    """What mla_verify is asked for, abi.PATH_*."""
+    plan: bool = False
+    """Whether mla_plan shares the splits out by length, every step."""
 
     def nsplit(self, bs: int, n: int) -> int:
-        """Splits of each request's KV in a batch of `bs` requests, `n` tokens each."""
-        return choose_nsplit(bs, n, self.heads, self.sm_count)
+        """Splits of each request's KV in a batch of `bs` requests, `n` tokens each, where there is no plan."""
+        return self.target.nsplit(bs, n, self.heads)
+
+    def planned(self, bs: int, n: int) -> int:
+        """Splits that mla_plan shares out in such a batch; 0 where there is no plan, or nothing to choose."""
+        return self.target.planned_splits(bs, n, self.heads) if self.plan else 0
 
     def workspace(self, bs: int, n: int) -> int:
-        """fp32 elements that a batch of `bs` requests, `n` tokens each, needs."""
-        return workspace_floats(bs * n, self.heads, self.nsplit(bs, n))
+        """fp32 elements that such a batch needs."""
+        return workspace_floats(bs, n, self.heads, self.planned(bs, n) or bs * self.nsplit(bs, n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,7 @@ class VerifyMetadata:
     bs: int
     n: int
     nsplit: int
+    """Splits of each request where there is no plan."""
     qo_indptr: torch.Tensor
     """int32 [>= bs + 1]: 0, n, 2n, ..."""
     kv_indptr: torch.Tensor
@@ -60,8 +73,19 @@ class VerifyMetadata:
     """int64 [>= bs * n * ceil(n / 64)], flat: bit j of row i = node i sees node j."""
     workspace: torch.Tensor
     """fp32, flat."""
+    path: int = abi.PATH_AUTO
+    """abi.PATH_*."""
+    splits: int = 0
+    """What mla_plan shares out, 0 without a plan."""
+    split_indptr: torch.Tensor | None = None
+    """int32 [>= plan_size(bs)]: the plan."""
     prefill_wrapper: None = None
     """SGLang's forward_extend reads this name before it saves the KV; there is no FlashInfer wrapper here."""
+
+    def share_splits(self) -> None:
+        """Launches mla_plan for the lengths in kv_indptr, where this bucket is planned."""
+        if self.split_indptr is not None:
+            _mla_plan(self.kv_indptr, self.bs, self.splits, self.split_indptr)
 
     def attend(
         self, q: torch.Tensor, q_rope: torch.Tensor | None, layer: RadixAttention, forward_batch: ForwardBatch
@@ -98,6 +122,9 @@ class VerifyMetadata:
             layer.logit_cap,
             out,
             self.workspace,
+            self.split_indptr,
+            self.splits,
+            self.path,
         )
         return out.view(-1, heads * LATENT)
 
@@ -107,15 +134,17 @@ class GraphBuffers:
 
     def __init__(self, geometry: Geometry, max_bs: int, n: int) -> None:
         self.geometry, self.max_bs, self.n = geometry, max_bs, n
-        if max_bs * geometry.row_width >= 2**31:
+        if max_bs * geometry.row_width >= KV_LIMIT:
             raise ValueError(
-                f"treeverify: {max_bs} captured requests of {geometry.row_width} slots overflow the int32 kv_indptr "
-                "that SGLang and the kernels use; lower --cuda-graph-max-bs or --context-length"
+                f"treeverify: {max_bs} captured requests of {geometry.row_width} slots are more than {KV_LIMIT - 1}, "
+                "what the int32 kv_indptr of SGLang and the kernels counts; lower --cuda-graph-max-bs or "
+                "--context-length"
             )
         sizes = range(1, max_bs + 1)
         device = geometry.device
         self.qo_indptr = _steps(max_bs, n, device)
         self.kv_indptr = torch.zeros(max_bs + 1, dtype=torch.int32, device=device)
+        self.split_indptr = torch.zeros(plan_size(max_bs), dtype=torch.int32, device=device)
         self.kv_indices = torch.zeros(max_bs * geometry.row_width, dtype=torch.int32, device=device)
         self.mask = torch.zeros(max_bs * n * mask_words(n), dtype=torch.int64, device=device)
         floats = max(geometry.workspace(bs, n) for bs in sizes)
@@ -123,10 +152,7 @@ class GraphBuffers:
 
     def metadata(self, bs: int) -> VerifyMetadata:
         """Metadata of a captured batch of `bs` requests."""
-        nsplit = self.geometry.nsplit(bs, self.n)
-        return VerifyMetadata(
-            bs, self.n, nsplit, self.qo_indptr, self.kv_indptr, self.kv_indices, self.mask, self.workspace
-        )
+        return _metadata(self.geometry, bs, self.n, self, self.qo_indptr)
 
 
 class EagerBuffers:
@@ -135,22 +161,48 @@ class EagerBuffers:
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         empty = torch.empty(0, dtype=torch.int32, device=geometry.device)
-        self._kv_indptr = self._kv_indices = empty
-        self._mask, self._workspace = empty.long(), empty.float()
+        self.kv_indptr = self.kv_indices = self.split_indptr = empty
+        self.mask, self.workspace = empty.long(), empty.float()
         self._qo_indptr: dict[int, torch.Tensor] = {}
 
     def metadata(self, bs: int, n: int, kv: int) -> VerifyMetadata:
-        """Metadata of a batch of `bs` requests, `n` draft tokens each, with `kv` slots in all."""
-        self._kv_indptr = _grown(self._kv_indptr, bs + 1)
-        self._kv_indices = _grown(self._kv_indices, kv)
-        self._mask = _grown(self._mask, bs * n * mask_words(n))
-        self._workspace = _grown(self._workspace, self.geometry.workspace(bs, n))
+        """Metadata of a batch of `bs` requests, `n` draft tokens each, with `kv` slots in all.
+
+        Raises:
+            RuntimeError: more slots than kv_indptr counts.
+        """
+        if kv >= KV_LIMIT:
+            raise RuntimeError(
+                f"treeverify: a verify batch of {bs} requests holds {kv} KV slots, more than {KV_LIMIT - 1}, what the "
+                "int32 kv_indptr counts; lower --max-running-requests or --context-length"
+            )
+        self.kv_indptr = _grown(self.kv_indptr, bs + 1)
+        self.split_indptr = _grown(self.split_indptr, plan_size(bs))
+        self.kv_indices = _grown(self.kv_indices, kv)
+        self.mask = _grown(self.mask, bs * n * mask_words(n))
+        self.workspace = _grown(self.workspace, self.geometry.workspace(bs, n))
         if n not in self._qo_indptr or self._qo_indptr[n].numel() <= bs:
             self._qo_indptr[n] = _steps(bs, n, self.geometry.device)
-        nsplit = self.geometry.nsplit(bs, n)
-        return VerifyMetadata(
-            bs, n, nsplit, self._qo_indptr[n], self._kv_indptr, self._kv_indices, self._mask, self._workspace
-        )
+        return _metadata(self.geometry, bs, n, self, self._qo_indptr[n])
+
+
+def _metadata(
+    geometry: Geometry, bs: int, n: int, buffers: GraphBuffers | EagerBuffers, qo_indptr: torch.Tensor
+) -> VerifyMetadata:
+    planned = geometry.planned(bs, n)
+    return VerifyMetadata(
+        bs=bs,
+        n=n,
+        nsplit=geometry.nsplit(bs, n),
+        qo_indptr=qo_indptr,
+        kv_indptr=buffers.kv_indptr,
+        kv_indices=buffers.kv_indices,
+        mask=buffers.mask,
+        workspace=buffers.workspace,
+        path=geometry.path,
+        splits=planned,
+        split_indptr=buffers.split_indptr if planned else None,
+    )
 
 
 def _steps(bs: int, n: int, device: torch.device) -> torch.Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import abi, ops, reference
-from .plan import KEY_DIM, LATENT, ROPE, choose_nsplit, workspace_floats
+from . import abi, ops, paths, reference
+from .plan import KEY_DIM, LATENT, ROPE, plan_size, workspace_floats
 
 
 def random_trees(bs: int, n: int, generator: torch.Generator, device: torch.device | str) -> torch.Tensor:
@@ -25,7 +25,10 @@ def random_trees(bs: int, n: int, generator: torch.Generator, device: torch.devi
 
 @dataclass
 class Case:
-    """One verify step; `args` are the arguments of mla_verify up to nsplit, in order."""
+    """One verify step: the arguments of mla_verify, and the tree they mean.
+
+    With `splits` the step is planned: mla_plan hands them out before mla_verify runs.
+    """
 
     q_nope: torch.Tensor
     q_pe: torch.Tensor
@@ -43,14 +46,18 @@ class Case:
     sm_scale: float = 0.1
     logit_cap: float = 0.0
     nsplit: int = 1
+    path: int = abi.PATH_AUTO
+    splits: int = 0
+    split_indptr: torch.Tensor | None = field(init=False)
     out: torch.Tensor = field(init=False)
     workspace: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.out = torch.empty_like(self.q_nope, memory_format=torch.contiguous_format)
-        tokens = min(self.q_nope.shape[0], self.bs * self.n)
-        size = max(1, workspace_floats(tokens, self.q_nope.shape[1], self.nsplit))
-        self.workspace = torch.empty(size, dtype=torch.float32, device=self.pool.device)
+        splits, heads, device = self.splits or self.bs * self.nsplit, self.q_nope.shape[1], self.pool.device
+        size = max(1, workspace_floats(self.bs, self.n, heads, splits))
+        self.workspace = torch.empty(size, dtype=torch.float32, device=device)
+        self.split_indptr = torch.empty(plan_size(self.bs), dtype=torch.int32, device=device) if self.splits else None
         self.poison()
 
     @property
@@ -61,13 +68,17 @@ class Case:
         """Fills what the kernel must overwrite, or must not trust, with NaN."""
         self.out.fill_(float("nan"))
         self.workspace.fill_(float("nan"))
+        if self.split_indptr is not None:
+            self.split_indptr.fill_(-1)
 
     def run(self) -> torch.Tensor:
-        """Launches mla_verify; returns `out` [T, H, 512]."""
+        """Launches mla_plan where the step is planned, then mla_verify; returns `out` [T, H, 512]."""
+        if self.split_indptr is not None:
+            ops.mla_plan(self.kv_indptr, self.bs, self.splits, self.split_indptr)
         args = (self.q_nope, self.q_pe, self.pool, self.kv_indptr, self.kv_indices, self.qo_indptr, self.out_cache_loc)
         mask = (self.mask, self.mask_indptr, self.mask_kind)
         tail = (self.bs, self.n, self.nsplit, self.sm_scale, self.logit_cap, self.out, self.workspace)
-        ops.mla_verify(*args, *mask, *tail)
+        ops.mla_verify(*args, *mask, *tail, self.split_indptr, self.splits, self.path)
         return self.out
 
     def expected(self) -> torch.Tensor:
@@ -100,6 +111,8 @@ def make_case(
     index_dtype: torch.dtype = torch.int32,
     qo_dtype: torch.dtype = torch.int32,
     nsplit: int | None = None,
+    path: int = abi.PATH_AUTO,
+    plan: bool = False,
     padded: int = 0,
     extra_tokens: int = 0,
     contiguous_slots: bool = False,
@@ -111,6 +124,9 @@ def make_case(
     Args:
         mask_kind: abi.MASK_NONE makes the trees causal chains.
         two_source: kv_indices holds the prefix only, out_cache_loc the draft slots.
+        nsplit: splits of each request; chosen as a server does where left out.
+        path: abi.PATH_*.
+        plan: let mla_plan share the splits out.
         padded: further requests of length 0, as a graph bucket has them (unified layout only).
         extra_tokens: rows of q past the last request.
         pool: [slots, 1, 576] to read from; else one that just fits is drawn.
@@ -142,7 +158,7 @@ def make_case(
     elif mask_kind == abi.MASK_QLEN:
         mask = visible.view(-1).to(mask_dtype)
         mask_indptr = _indptr([n * n] * bs, torch.int64, device)
-    tokens = bs * n + extra_tokens
+    tokens, target = bs * n + extra_tokens, paths.target(device, path)
 
     def draw(width: int) -> torch.Tensor:  # [T, H, width] with the strides SGLang's absorbed projection leaves
         return torch.randn(heads, tokens, width, generator=on_device, device=device).to(dtype).transpose(0, 1)
@@ -163,7 +179,9 @@ def make_case(
         visible=visible,
         sm_scale=KEY_DIM**-0.5,
         logit_cap=logit_cap,
-        nsplit=choose_nsplit(bs, n, heads, _sm_count(device)) if nsplit is None else nsplit,
+        nsplit=target.nsplit(bs, n, heads) if nsplit is None else nsplit,
+        path=path,
+        splits=target.planned_splits(bs, n, heads) if plan else 0,
     )
 
 
@@ -174,7 +192,3 @@ def _draft_slots(per_request: Sequence[torch.Tensor], n: int, tokens: int) -> to
 
 def _indptr(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.tensor([0, *sizes], dtype=dtype).cumsum(0).to(dtype).to(device)
-
-
-def _sm_count(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TARGET_VERIFY of SGLang's FlashInferMLAAttnBackend: what its patch calls.
 
-One fused launch prepares a step (`mla_prep`: where each request's KV lies, and the tree mask as bits), one op a layer
-attends (`VerifyMetadata.attend`). FlashInfer's plan() and the input's generate_attn_arg_prefill are never called.
+One fused launch prepares a step (`mla_prep`: where each request's KV lies, and the tree mask as bits; with
+TREEVERIFY_PLAN=1 `mla_plan` shares the splits out by length), one op a layer attends (`VerifyMetadata.attend`).
+FlashInfer's plan() and the input's generate_attn_arg_prefill are never called.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .. import gates
-from . import abi, ops  # noqa: F401 - ops defines mla_prep
+from . import abi, ops, paths  # noqa: F401 - ops defines mla_prep
 from .buffers import EagerBuffers, Geometry, GraphBuffers, VerifyMetadata
 
 if TYPE_CHECKING:
@@ -66,12 +67,14 @@ class Verifier:
         self._fill = fill
         self._trees = gates.drafts_trees(model_runner.server_args)
         self._drop_mask = gates.switched_on(gates.DROP_MASK)
-        device = self._req_to_token.device
+        device, path = self._req_to_token.device, paths.chosen()
         self._geometry = Geometry(
             device=device,
             heads=model_runner.model_config.num_attention_heads // get_attention_tp_size(),
             row_width=self._req_to_token.shape[1],
-            sm_count=torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0,
+            target=paths.target(device, path),
+            path=path,
+            plan=gates.plans(model_runner.server_args),
         )
         self._eager = EagerBuffers(self._geometry)
         self._graph: dict[int, GraphBuffers] = {}
@@ -162,6 +165,7 @@ class Verifier:
             to.kv_indices,
             to.mask,
         )
+        to.share_splits()
 
     def _mask(self, step: _Step, spec_info: Any) -> tuple[torch.Tensor | None, int]:
         """The step's own mask and its form; (None, MASK_NONE) is causal.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.treeverify.mla_prep and mla_verify: SGLang's tensors in, kernels of libtreeverify behind.
+"""torch.ops.treeverify.mla_prep, mla_plan and mla_verify: SGLang's tensors in, kernels of libtreeverify behind.
 
-On CUDA both only launch: no copy, no cast, no allocation, no synchronisation. On the CPU the float64 reference answers,
+On CUDA they only launch: no copy, no cast, no allocation, no synchronisation. On the CPU the float64 reference answers,
 so that the patched backends run, and are tested, on machines without a GPU.
 """
 
@@ -14,7 +14,19 @@ from typing import Any, NamedTuple
 import torch
 
 from . import abi, reference
-from .plan import KEY_DIM, LATENT, MAX_Q, MAX_SPLITS, ROPE, mask_words, workspace_floats
+from .plan import (
+    KEY_DIM,
+    LATENT,
+    MAX_GRID_SPLITS,
+    MAX_PLANNED_SPLITS,
+    MAX_Q,
+    MAX_SPLITS,
+    ROPE,
+    mask_words,
+    plan_size,
+    planned,
+    workspace_floats,
+)
 
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1}
 _INDEX_BYTES = {torch.int32: 4, torch.int64: 8}
@@ -36,6 +48,15 @@ class PrepArgs(NamedTuple):
     packed_mask: torch.Tensor  # out: 64-bit words [bs, n, ceil(n / 64)]
 
 
+class PlanArgs(NamedTuple):
+    """Arguments of mla_plan, in order."""
+
+    kv_indptr: torch.Tensor  # int32 [>= bs + 1], prefix and draft of each request
+    bs: int
+    splits: int  # to hand out in all, bs .. plan.MAX_PLANNED_SPLITS
+    split_indptr: torch.Tensor  # out: int32 [>= plan.plan_size(bs)], laid out as plan.planned says
+
+
 class VerifyArgs(NamedTuple):
     """Arguments of mla_verify, in order."""
 
@@ -51,11 +72,19 @@ class VerifyArgs(NamedTuple):
     mask_kind: int  # abi.MASK_*
     bs: int
     max_q: int  # largest draft width of the batch
-    nsplit: int
+    nsplit: int  # splits of each request, where there is no split_indptr
     sm_scale: float
     logit_cap: float  # 0: none
     out: torch.Tensor  # out: [T, H, 512], every row is written
-    workspace: torch.Tensor  # scratch: fp32, plan.workspace_floats(min(T, bs * max_q), H, nsplit)
+    workspace: torch.Tensor  # scratch: fp32, plan.workspace_floats(bs, max_q, H, all_splits)
+    split_indptr: torch.Tensor | None = None  # int32 [>= plan.plan_size(bs)], from mla_plan
+    splits: int = 0  # what mla_plan was given; only with split_indptr
+    path: int = abi.PATH_AUTO  # abi.PATH_*
+
+    @property
+    def all_splits(self) -> int:
+        """Splits of all requests together, or as many as the plan may use."""
+        return self.bs * self.nsplit if self.split_indptr is None else self.splits
 
 
 _lib = torch.library.Library("treeverify", "DEF")
@@ -66,8 +95,10 @@ _lib.define(
 _lib.define(
     "mla_verify(Tensor q_nope, Tensor q_pe, Tensor kv_buffer, Tensor kv_indptr, Tensor kv_indices, Tensor qo_indptr, "
     "Tensor? out_cache_loc, Tensor? mask, Tensor? mask_indptr, int mask_kind, int bs, int max_q, int nsplit, "
-    "float sm_scale, float logit_cap, Tensor(a!) out, Tensor(b!) workspace) -> ()"
+    "float sm_scale, float logit_cap, Tensor(a!) out, Tensor(b!) workspace, Tensor? split_indptr=None, int splits=0, "
+    "int path=0) -> ()"
 )
+_lib.define("mla_plan(Tensor kv_indptr, int bs, int splits, Tensor(a!) split_indptr) -> ()")
 
 
 def _check(problems: Iterator[str]) -> None:
@@ -182,6 +213,31 @@ def _prep_cpu(*args: Any) -> None:
         a.kv_indptr[b + 1] = at
 
 
+def _plan_problems(a: PlanArgs) -> Iterator[str]:
+    if not 1 <= a.bs <= a.splits <= MAX_PLANNED_SPLITS:
+        yield f"{a.splits} splits for {a.bs} requests: a plan has at least one each and {MAX_PLANNED_SPLITS} at most"
+    yield from _not_typed(torch.int32, kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
+    yield from _not_dense(kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
+    yield from _too_short(a.bs + 1, kv_indptr=a.kv_indptr)
+    yield from _too_short(plan_size(a.bs), split_indptr=a.split_indptr)
+
+
+def _plan_cuda(*args: Any) -> None:
+    a = PlanArgs(*args)
+    _check(_plan_problems(a))
+    params = abi.PlanParams(
+        kv_indptr=a.kv_indptr.data_ptr(), split_indptr=a.split_indptr.data_ptr(), bs=a.bs, splits=a.splits
+    )
+    _launch("mla_plan", params, a.kv_indptr.device)
+
+
+def _plan_cpu(*args: Any) -> None:
+    a = PlanArgs(*args)
+    _check(_plan_problems(a))
+    lengths = a.kv_indptr[: a.bs + 1].diff().tolist()
+    a.split_indptr[: plan_size(a.bs)] = torch.tensor(planned(lengths, a.splits), dtype=torch.int32)
+
+
 def _verify_problems(a: VerifyArgs) -> Iterator[str]:
     tokens, heads = a.q_nope.shape[0], a.q_nope.shape[1]
     if a.q_nope.shape[2] != LATENT:
@@ -194,9 +250,10 @@ def _verify_problems(a: VerifyArgs) -> Iterator[str]:
         yield f"kv_buffer rows hold {a.kv_buffer.shape[-1]}, expected {KEY_DIM}"
     if not 1 <= a.max_q <= MAX_Q:
         yield f"draft width {a.max_q} is not within 1 .. {MAX_Q}"
-    if not 1 <= a.nsplit <= MAX_SPLITS:
-        yield f"nsplit {a.nsplit} is not within 1 .. {MAX_SPLITS}"
-    yield from _not_typed(torch.int32, kv_indptr=a.kv_indptr)
+    yield from _split_problems(a)
+    if not abi.PATH_AUTO <= a.path <= abi.PATH_NARROW:
+        yield f"path {a.path} is not within {abi.PATH_AUTO} .. {abi.PATH_NARROW}"
+    yield from _not_typed(torch.int32, kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
     yield from _not_typed(torch.int64, mask_indptr=a.mask_indptr, out_cache_loc=a.out_cache_loc)
     yield from _not_typed(torch.float32, workspace=a.workspace)
     yield from _not_index(kv_indices=a.kv_indices, qo_indptr=a.qo_indptr)
@@ -208,12 +265,27 @@ def _verify_problems(a: VerifyArgs) -> Iterator[str]:
         mask=a.mask,
         mask_indptr=a.mask_indptr,
         workspace=a.workspace,
+        split_indptr=a.split_indptr,
     )
     yield from _too_short(a.bs + 1, kv_indptr=a.kv_indptr, qo_indptr=a.qo_indptr)
+    yield from _too_short(plan_size(a.bs), split_indptr=a.split_indptr)
     yield from _too_short(a.bs, mask_indptr=a.mask_indptr)
     yield from _too_short(tokens, out_cache_loc=a.out_cache_loc)
-    yield from _too_short(workspace_floats(min(tokens, a.bs * a.max_q), heads, a.nsplit), workspace=a.workspace)
+    yield from _too_short(workspace_floats(a.bs, a.max_q, heads, a.all_splits), workspace=a.workspace)
     yield from _mask_problems(a)
+
+
+def _split_problems(a: VerifyArgs) -> Iterator[str]:
+    if a.split_indptr is not None:
+        if not a.bs <= a.splits <= MAX_PLANNED_SPLITS:
+            yield f"{a.splits} planned splits are not within {a.bs} (requests) .. {MAX_PLANNED_SPLITS}"
+        return
+    if not 1 <= a.nsplit <= MAX_SPLITS:
+        yield f"nsplit {a.nsplit} is not within 1 .. {MAX_SPLITS}"
+    if a.all_splits > MAX_GRID_SPLITS:
+        yield f"{a.bs} requests of {a.nsplit} splits are more than {MAX_GRID_SPLITS} splits"
+    if a.splits:
+        yield f"{a.splits} splits without a split_indptr; nsplit says how many each request gets"
 
 
 def _mask_problems(a: VerifyArgs) -> Iterator[str]:
@@ -247,6 +319,8 @@ def _layout_problems(a: VerifyArgs) -> Iterator[str]:
     pairs = a.q_nope.stride(0) | a.q_nope.stride(1) | a.q_pe.stride(0) | a.q_pe.stride(1)
     if pairs % 2 or (a.q_nope.data_ptr() | a.q_pe.data_ptr()) % 4:
         yield "q must be 4-byte aligned"
+    if a.path == abi.PATH_HOPPER and (pairs % 8 or (a.q_nope.data_ptr() | a.q_pe.data_ptr()) % 16):
+        yield "the Hopper path needs q 16-byte aligned; the portable one serves what is not"
     if (a.out.stride(0) | a.out.stride(1)) % 4 or a.out.data_ptr() % 8:
         yield "rows of out must be 8-byte aligned"
 
@@ -267,6 +341,7 @@ def _verify_cuda(*args: Any) -> None:
         mask_indptr=_pointer(a.mask_indptr),
         out=a.out.data_ptr(),
         workspace=a.workspace.data_ptr(),
+        split_indptr=_pointer(a.split_indptr),
         q_nope_stride_t=a.q_nope.stride(0),
         q_nope_stride_h=a.q_nope.stride(1),
         q_pe_stride_t=a.q_pe.stride(0),
@@ -284,7 +359,8 @@ def _verify_cuda(*args: Any) -> None:
         tokens=a.q_nope.shape[0],
         heads=a.q_nope.shape[1],
         max_q=a.max_q,
-        nsplit=a.nsplit,
+        splits=a.all_splits,
+        path=a.path,
         sm_scale=a.sm_scale,
         logit_cap=a.logit_cap,
     )
@@ -312,13 +388,18 @@ def _launch(what: str, params: ctypes.Structure, device: torch.device) -> None:
 
 
 def _nothing(*args: Any) -> None:
-    """Fake of both ops: they return nothing and write into buffers of known shape."""
+    """Fake of all ops: they return nothing and write into buffers of known shape."""
 
 
-for _name, _cuda, _cpu in (("mla_prep", _prep_cuda, _prep_cpu), ("mla_verify", _verify_cuda, _verify_cpu)):
+for _name, _cuda, _cpu in (
+    ("mla_prep", _prep_cuda, _prep_cpu),
+    ("mla_plan", _plan_cuda, _plan_cpu),
+    ("mla_verify", _verify_cuda, _verify_cpu),
+):
     _lib.impl(_name, _cuda, "CUDA")
     _lib.impl(_name, _cpu, "CPU")
     torch.library.register_fake(f"treeverify::{_name}", _nothing, lib=_lib)
 
 mla_prep = torch.ops.treeverify.mla_prep
+mla_plan = torch.ops.treeverify.mla_plan
 mla_verify = torch.ops.treeverify.mla_verify

@@ -1,20 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch geometry of a verify step, decided on the host once per (batch size, width, heads) bucket.
 
-The numbers mirror kernels/index.h; tests/kernels/test_index.py compares the two.
+The arithmetic mirrors kernels/index.h and kernels/plan.cu; tests/kernels and tests/gpu compare them.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Sequence
+
 LATENT = 512
 ROPE = 64
 KEY_DIM = LATENT + ROPE
-MAX_ROW_TILE = 40
+CHUNK_UNIT = 64
 MAX_SPLITS = 256
+"""Splits of one request."""
+MAX_GRID_SPLITS = 65534
+"""Splits of all requests of a batch."""
+MAX_PLANNED_SPLITS = 1024
+"""Splits, and so requests, that mla_plan hands out."""
 DEFAULT_SM_COUNT = 64
+PORTABLE_ROW_TILE = 48
+HOPPER_ROW_TILE = 72
 
 MAX_Q = 256
 """Widest draft, in tokens a request, that the kernels and buffers are sized and tested for."""
+MAX_HEADS = 128
+"""Most query heads of a rank that they are sized and tested for."""
+
+WORKSPACE_LIMIT = 256 << 20
+"""Bytes that no choice of splits makes the workspace exceed."""
+
+# What choose_nsplit minimises, in units of CHUNK_UNIT positions that one block works through.
+_NOMINAL_UNITS = 512  # a request of 32k tokens: the host does not know the lengths of the steps to come
+_BLOCK_COST = 2  # a block's start and end: queries, first tile, output
+_PARTIAL_COST = 4  # its share in partial results, written and read again
+_GOOD_ENOUGH = 1.04  # fewer splits are taken where they cost no more than this: less memory, less traffic
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -26,26 +48,102 @@ def mask_words(n: int) -> int:
     return _ceil_div(n, 64)
 
 
-def row_tile(rows: int) -> int:
-    """Query rows (token, head) one block handles for a request with `rows` of them; a multiple of 8."""
-    blocks = _ceil_div(rows, MAX_ROW_TILE)
+def row_tile(rows: int, most: int) -> int:
+    """Query rows (token, head) one block handles for a request with `rows` of them: a multiple of 8, at most `most`."""
+    blocks = _ceil_div(rows, most)
     return _ceil_div(_ceil_div(rows, blocks), 8) * 8
 
 
-def choose_nsplit(bs: int, n: int, heads: int, sm_count: int = 0) -> int:
-    """How many splits the KV of each request gets, so that one wave of blocks fills the GPU.
+def row_blocks(n: int, heads: int, max_row_tile: int) -> int:
+    """Blocks that share the query rows of a request."""
+    return _ceil_div(n * heads, max_row_tile)
+
+
+@functools.cache
+def choose_nsplit(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE) -> int:
+    """How many splits the KV of each request gets.
+
+    At least so many that their blocks fill one wave, a block a multiprocessor. Beyond that, more splits make the last
+    wave fuller, but cost time of their own and memory: of the counts whose workspace stays within WORKSPACE_LIMIT the
+    smallest is taken that comes close to the fastest, for requests of equal and ample length.
 
     Args:
         bs: requests in the captured bucket.
         n: draft tokens a request.
         heads: local query heads.
         sm_count: multiprocessors of the GPU, 0 where unknown.
+        max_row_tile: most query rows a block of the path holds.
     """
-    rows = n * heads
-    blocks = max(1, bs) * _ceil_div(rows, row_tile(rows))
-    return max(1, min(MAX_SPLITS, (sm_count or DEFAULT_SM_COUNT) // blocks))
+    sms, bs = sm_count or DEFAULT_SM_COUNT, max(bs, 1)
+    blocks = bs * row_blocks(n, heads, max_row_tile)
+    most = min(MAX_SPLITS, MAX_GRID_SPLITS // bs, WORKSPACE_LIMIT // (4 * bs * n * heads * (LATENT + 1)))
+    least = max(1, min(sms // blocks, most))
+
+    def cost(nsplit: int) -> float:
+        waves = _ceil_div(blocks * nsplit, sms)
+        return waves * (_NOMINAL_UNITS / nsplit + _BLOCK_COST + (_PARTIAL_COST if nsplit > 1 else 0))
+
+    costs = {nsplit: cost(nsplit) for nsplit in range(least, max(most, least) + 1)}
+    return next(nsplit for nsplit, c in costs.items() if c <= _GOOD_ENOUGH * min(costs.values()))
 
 
-def workspace_floats(tokens: int, heads: int, nsplit: int) -> int:
-    """fp32 elements mla_verify needs for `tokens` query tokens: partial outputs and their log-sum-exps."""
-    return tokens * heads * nsplit * (LATENT + 1) if nsplit > 1 else 0
+@functools.cache
+def planned_splits(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE) -> int:
+    """How many splits mla_plan may hand out to `bs` requests; 0 where it would have nothing to choose.
+
+    As many as run in the waves that choose_nsplit would fill, and one more for each request but one (share_splits says
+    what for). Arguments as choose_nsplit.
+    """
+    sms, blocks = sm_count or DEFAULT_SM_COUNT, row_blocks(n, heads, max_row_tile)
+    waves = _ceil_div(bs * blocks * choose_nsplit(bs, n, heads, sm_count, max_row_tile), sms)
+    most = min(MAX_PLANNED_SPLITS, WORKSPACE_LIMIT // (4 * n * heads * (LATENT + 1)))
+    splits = min(waves * sms // blocks + bs - 1, most)
+    return splits if bs > 1 and splits > bs else 0
+
+
+def share_splits(kv_lens: Sequence[int], splits: int) -> list[int]:
+    """Splits of each request, as mla_plan hands them out: at least 1 each, at most `splits` in all.
+
+    The longest split is as short as can be, in units of CHUNK_UNIT, so that all fit into the places that run at once:
+    `splits`, less one for each request but one. A split takes a place; requests of at most half the longest split share
+    places, filled to three quarters by those of at most a quarter and to a half by the others.
+    """
+    units = [_units(kv) for kv in kv_lens]
+    places = splits - len(units) + 1
+
+    def fits(most: int) -> bool:
+        taken = sum(_ceil_div(u, most) for u in units if 2 * u > most)
+        shared = sum(u * (4 if 4 * u <= most else 6) for u in units if 2 * u <= most)  # in thirds of a unit
+        return taken + _ceil_div(shared, 3 * most) <= places
+
+    low = max(_ceil_div(sum(units), places), _ceil_div(max(units), MAX_SPLITS), 1)
+    high = max(low, *units)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return [max(_ceil_div(u, low), 1) for u in units]
+
+
+def planned(kv_lens: Sequence[int], splits: int) -> list[int]:
+    """The plan as mla_plan writes it, 2 * bs + 1 numbers.
+
+    In the order of the plan, longest splits first, the i-th request owns splits plan[i] .. plan[i + 1] and is request
+    plan[bs + 1 + i] of the batch.
+    """
+    shares = share_splits(kv_lens, splits)
+    order = sorted(range(len(shares)), key=lambda b: -_ceil_div(_units(kv_lens[b]), shares[b]))
+    return [0, *itertools.accumulate(shares[b] for b in order), *order]
+
+
+def plan_size(bs: int) -> int:
+    """int32 elements of a plan for `bs` requests."""
+    return 2 * bs + 1
+
+
+def _units(kv: int) -> int:
+    return _ceil_div(max(kv, 0), CHUNK_UNIT)
+
+
+def workspace_floats(bs: int, n: int, heads: int, splits: int) -> int:
+    """fp32 elements mla_verify needs for `splits` splits of `bs` requests: partial outputs and their log-sum-exps."""
+    return splits * n * heads * (LATENT + 1) if splits > bs else 0

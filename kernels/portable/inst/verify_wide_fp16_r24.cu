@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+// tv-arches: 90 90a
+#include "portable/verify.cuh"
+
+TV_VERIFY_KERNEL(tv_verify_wide_fp16_r24, __half, Wide<24>)

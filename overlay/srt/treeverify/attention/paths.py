@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which verify kernel a device gets, and what the number of splits is chosen from."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import NamedTuple
+
+import torch
+
+from . import abi
+from .plan import PORTABLE_ROW_TILE, choose_nsplit, planned_splits
+
+CHOICE = "TREEVERIFY_PATH"
+"""auto (the default), portable, hopper, or narrow: the portable path as cards with 99 KB of shared memory run it."""
+
+NAMES = {
+    "auto": abi.PATH_AUTO,
+    "portable": abi.PATH_PORTABLE,
+    "hopper": abi.PATH_HOPPER,
+    "narrow": abi.PATH_NARROW,
+}
+
+
+class Target(NamedTuple):
+    """A device as the launch geometry sees it."""
+
+    path: int
+    """abi.PATH_*, but AUTO."""
+    max_row_tile: int
+    """Most query rows a block of that path holds."""
+    sm_count: int
+    """Multiprocessors, 0 where unknown."""
+
+    @property
+    def name(self) -> str:
+        """The path, as TREEVERIFY_PATH names it."""
+        return next(name for name, path in NAMES.items() if path == self.path)
+
+    def nsplit(self, bs: int, n: int, heads: int) -> int:
+        """Splits of each of `bs` requests of `n` tokens and `heads` query heads."""
+        return choose_nsplit(bs, n, heads, self.sm_count, self.max_row_tile)
+
+    def planned_splits(self, bs: int, n: int, heads: int) -> int:
+        """Splits of all of them together, for mla_plan to hand out; 0 where a plan has nothing to choose."""
+        return planned_splits(bs, n, heads, self.sm_count, self.max_row_tile)
+
+
+def chosen() -> int:
+    """What TREEVERIFY_PATH asks for, as abi.PATH_*.
+
+    Raises:
+        ValueError: it names no path.
+    """
+    name = os.environ.get(CHOICE) or "auto"
+    if name not in NAMES:
+        raise ValueError(f"treeverify: {CHOICE}={name}: expected one of {', '.join(NAMES)}")
+    return NAMES[name]
+
+
+@functools.cache
+def target(device: torch.device, path: int = abi.PATH_AUTO) -> Target:
+    """What `device` runs where `path` is asked for. The CPU's reference stands in for the portable path.
+
+    Raises:
+        RuntimeError: the library is missing, or holds no machine code of that path for this device.
+    """
+    if device.type != "cuda":
+        return Target(abi.PATH_PORTABLE, PORTABLE_ROW_TILE, 0)
+    taken, rows = ctypes.c_int(), ctypes.c_int()
+    with torch.cuda.device(device):
+        abi.check(abi.library().tv_mla_path(path, ctypes.byref(taken), ctypes.byref(rows)), "mla_path")
+    return Target(taken.value, rows.value, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def available(device: torch.device) -> list[Target]:
+    """Every path that a server on `device` can take, AUTO's choice first."""
+    return list(dict.fromkeys([target(device), target(device, abi.PATH_PORTABLE)]))
+
+
+def testable(device: torch.device) -> list[Target]:
+    """Those, and on a Hopper card the narrow one: other cards' portable path is narrow already."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return available(device)
+    return [*available(device), target(device, abi.PATH_NARROW)]
