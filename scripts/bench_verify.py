@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times mla_verify beside the kernels SGLang has, in one run.
+"""Times mla_verify, each path of it, beside the kernels SGLang has.
 
-    python3 scripts/bench_verify.py --out results/verify.json [--shapes 1,8,9,200000 ...] [--peers triton,fa2]
+    python3 scripts/bench_verify.py --out results/verify.json                      # everything, resuming
+    python3 scripts/bench_verify.py --out … --stages shapes --shapes 1,8,9,200000 --peers triton,fa2
 
-Each number is the median of CUDA-graph replays with the L2 flushed before each. Ceilings (read, copy, matrix product)
-are measured first, in the same process. `triton` is SGLang's extend kernel with the tree mask, `fa2` and `fa3`
-FlashInfer's MLA wrapper on a causal chain, its plan() not counted. The row of a peer that fails says why.
+Each number is the median of CUDA-graph replays with the L2 flushed before each. Ceilings (read, copy, matrix product,
+bare mma.sync) are measured first, in the same process. A row is kept when it is measured, in OUT with .jsonl for .json;
+what is there for the same card and build is not measured again, so a run that was cut off, or whose --budget-s ended,
+goes on where it was. The report OUT is written at the end, with the gates: the goals, and whether they are met.
 """
 
 from __future__ import annotations
@@ -14,180 +16,168 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "overlay" / "srt"))
+sys.path[:0] = [str(ROOT / "overlay" / "srt"), str(ROOT / "scripts")]
 
-from treeverify.attention import abi, cases, reference  # noqa: E402
-from treeverify.attention.plan import KEY_DIM, LATENT  # noqa: E402
+from bench import ceilings, gates, plots  # noqa: E402
+from bench.jobs import STAGES, Job, jobs  # noqa: E402
+from bench.measure import PATHS, Bench, largest_workspace  # noqa: E402
+from bench.peers import PEERS  # noqa: E402
+from bench.problems import Problems  # noqa: E402
+from bench.shapes import LARGEST, Shape  # noqa: E402
+from bench.store import Row, Store, rounded  # noqa: E402
+from bench.timer import GraphTimer, Timer, WallClock  # noqa: E402
+from treeverify.attention import paths as verify_paths  # noqa: E402
 from treeverify.selftest import environment  # noqa: E402
 
-SHAPES = ["1,8,9,1024", "1,8,9,32768", "1,8,9,200000", "1,64,9,32768", "8,8,9,32768", "8,64,9,32768"]
-SEED = 0
+CEILINGS = "ceilings"
+"""`impl` of the journal's rows of them, one a run."""
+
+RESERVE_S = 8
+"""Of the budget, for a last row and the report."""
 
 
-class Timer:
-    """Median microseconds of a captured function, L2 flushed before each replay."""
-
-    def __init__(self) -> None:
-        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-
-    def __call__(self, run: Callable[[], object], repeats: int = 20) -> float:
-        for _ in range(2):
-            run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        times = []
-        for _ in range(repeats):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            self.flush.zero_()
-            start.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
-        return float(statistics.median(times))
+class Fatal(Exception):
+    """The card is lost to this process."""
 
 
-def ceilings(timer: Timer) -> dict[str, float]:
-    """GB/s of a large read and copy (both ways counted), TFLOP/s of a bf16 product of random matrices."""
-    x = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
-    y = torch.empty_like(x)
-    wide = x.view(torch.float32)
-    m = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    return {
-        "read_gbs": x.nbytes / timer(wide.sum) / 1e3,
-        "copy_gbs": 2 * x.nbytes / timer(lambda: torch.add(x, 0, out=y)) / 1e3,
-        "matmul_tflops": 2 * 8192**3 / timer(lambda: m @ m) / 1e6,
-    }
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; exit 0 where all asked for is measured, 3 where the budget ended first, 1 after an error."""
+    args = arguments(argv)
+    started = time.monotonic()
+    store = Store(args.out)
+    cuda = args.device == "cuda"
+    card = torch.cuda.get_device_name() if cuda else "cpu"
+    timer: Timer = GraphTimer(cap_ms=args.row_cap_ms) if cuda else WallClock()
+    limits = ceilings.measure(timer) if cuda else {}
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    print(json.dumps(limits), flush=True)
+    bench = Bench(Problems(args.pool, args.device), timer, limits, card)
+    store.add({"impl": CEILINGS, "batch": now, "card": card, **rounded(limits)})
+    code = 0
+    try:
+        for count, row in enumerate(run(store, bench, list(planned(args)), started + args.budget_s - RESERVE_S)):
+            if row["stage"] != "sweep" or "failed" in row or "wrong" in row:
+                print(json.dumps({k: v for k, v in row.items() if k not in ("card", "build", "stage")}), flush=True)
+            elif count % 250 == 0:
+                print(f"{count} rows, {time.monotonic() - started:.0f} s", flush=True)
+    except TimeoutError as e:
+        print(e, flush=True)
+        code = 3
+    except Fatal as e:
+        print(f"bench_verify: {e}", file=sys.stderr, flush=True)
+        code = 1
+    report(store, bench, args, {"measured": now, "ceilings": rounded(limits)})
+    return code
 
 
-def triton_extend(case: cases.Case, prefix: int) -> Callable[[], torch.Tensor]:
-    """SGLang's Triton verify: one program a head, prefix by kv_indices, draft rows from k and v, FULL mask."""
-    from sglang.srt.layers.attention.triton_ops.extend_attention import extend_attention_fwd
-
-    bs, n = case.bs, case.n
-    slots = case.kv_indices.long().view(bs, prefix + n)
-    q = torch.cat([case.q_nope, case.q_pe], -1).contiguous()
-    k = case.pool[slots[:, prefix:].reshape(-1)]
-    v, out = k[..., :LATENT].contiguous(), torch.empty_like(case.out)
-    kv_indptr = torch.arange(bs + 1, device="cuda", dtype=torch.int32) * prefix
-    mask = cases.byte_mask(case.visible, [prefix] * bs, torch.bool)
-    mask_indptr = torch.arange(bs + 1, device="cuda") * (n * (prefix + n))
-    qo, before = case.qo_indptr.long(), slots[:, :prefix].reshape(-1).contiguous()
-    pool_v = case.pool[..., :LATENT]
-
-    def run() -> torch.Tensor:
-        extend_attention_fwd(
-            q, k, v, out, case.pool, pool_v, qo, kv_indptr, before, mask, True, mask_indptr, n, 1.0, 1.0, case.sm_scale
-        )
-        return out
-
-    return run
-
-
-def flashinfer_mla(case: cases.Case, prefix: int, backend: str) -> Callable[[], torch.Tensor]:
-    """FlashInfer's paged MLA on the same slots, causal: it has no tree mask."""
-    import flashinfer
-
-    bs, heads = case.bs, case.q_nope.shape[1]
-    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(
-        torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), backend=backend
-    )
-    kv_len = torch.full((bs,), prefix + case.n, dtype=torch.int32, device="cuda")
-    dtype = case.pool.dtype
-    wrapper.plan(
-        case.qo_indptr,
-        case.kv_indptr,
-        case.kv_indices,
-        kv_len,
-        heads,
-        LATENT,
-        KEY_DIM - LATENT,
-        1,
-        True,
-        case.sm_scale,
-        dtype,
-        dtype,
-    )
-    q_nope, q_pe, out = case.q_nope.contiguous(), case.q_pe.contiguous(), torch.empty_like(case.out)
-    ckv, kpe = case.pool[..., :LATENT], case.pool[..., LATENT:]
-    return lambda: wrapper.run(q_nope, q_pe, ckv, kpe, out=out)
-
-
-class Shape(NamedTuple):
-    """One row of the bench."""
-
-    bs: int
-    heads: int
-    n: int
-    kv: int
-
-
-def peer_run(peer: str, tree: cases.Case, chain: cases.Case, kv: int) -> tuple[cases.Case, Callable[[], torch.Tensor]]:
-    """The step a peer is given, and how to run it: Triton gets the tree, FlashInfer the chain."""
-    return (tree, triton_extend(tree, kv)) if peer == "triton" else (chain, flashinfer_mla(chain, kv, peer))
-
-
-def bench_shape(
-    timer: Timer, pool: torch.Tensor, shape: Shape, peers: list[str], limits: dict[str, float]
-) -> dict[str, Any]:
-    """One row of the results: times, errors against the reference, ratios, fractions of the roofline."""
-    bs, heads, n, kv = shape
-    tree = cases.make_case([kv] * bs, n, heads, pool=pool, seed=SEED)
-    chain = cases.make_case([kv] * bs, n, heads, pool=pool, seed=SEED, mask_kind=abi.MASK_NONE)
-    row: dict[str, Any] = {**shape._asdict(), "nsplit": tree.nsplit}
-    row["treeverify_err"] = reference.worst_row_error(tree.run(), tree.expected())
-    row["treeverify_us"] = ours = timer(tree.run)
-    row["treeverify_chain_us"] = timer(chain.run)
-    for peer in peers:
-        if peer == "triton" and kv > 200_000:
-            continue
-        try:
-            case, run = peer_run(peer, tree, chain, kv)
-            row[f"{peer}_err"] = reference.worst_row_error(run(), case.expected())
-            row[f"{peer}_us"] = theirs = timer(run, 5 if peer == "triton" else 20)
-            row[f"{peer}_ratio"] = theirs / ours
-        except Exception as e:  # a peer that fails must not cost the run: the row says why
-            row[f"{peer}_failed"] = repr(e)[:300]
-    tokens = bs * (kv + n)
-    row["read_us"] = tokens * KEY_DIM * 2 / limits["read_gbs"] / 1e3
-    row["matmul_us"] = 2 * tokens * n * heads * (KEY_DIM + LATENT) / limits["matmul_tflops"] / 1e6
-    row["roofline_fraction"] = max(row["read_us"], row["matmul_us"]) / ours
-    return {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
-
-
-def main() -> None:
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="BS,H,N,KV")
-    parser.add_argument("--peers", default="triton,fa2,fa3", help="comma-separated, may be empty")
+    parser.add_argument("--out", type=Path, required=True, help="the report; the rows are kept beside it, as .jsonl")
+    parser.add_argument("--shapes", nargs="+", type=Shape.parse, metavar="BS,H,N,KV", help="for the stage `shapes`")
+    parser.add_argument("--stages", default=",".join(STAGES), help="default: %(default)s; with --shapes: shapes")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated, may be empty; default: %(default)s")
+    parser.add_argument("--paths", help="ours: portable, hopper; default: what the card runs")
+    parser.add_argument("--budget-s", type=float, default=float("inf"), help="stop cleanly before so many seconds")
+    parser.add_argument("--row-cap-ms", type=float, default=400, help="do not time what takes longer; default: 400")
+    parser.add_argument("--pool", type=int, help="slots of the KV pool; default: what the largest batch needs")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run, its times are void")
+    parser.add_argument("--no-plots", action="store_true", help="no PNG files")
     parser.add_argument(
         "--commit", default=os.environ.get("TREEVERIFY_COMMIT", "unknown"), help="recorded in the results"
     )
-    args = parser.parse_args()
-    timer = Timer()
-    limits = ceilings(timer)
-    print(json.dumps(limits), flush=True)
-    shapes = [Shape(*map(int, text.split(","))) for text in args.shapes]
-    slots = max(shape.bs * (shape.kv + shape.n) for shape in shapes) + 64
-    pool = torch.randn(max(slots, 8 * 33000), 1, KEY_DIM, device="cuda", dtype=torch.bfloat16) * 0.3
-    result: dict[str, Any] = {**environment(), "commit": args.commit, "ceilings": limits, "rows": []}
-    for shape in shapes:
-        row = bench_shape(timer, pool, shape, [p for p in args.peers.split(",") if p], limits)
-        print(json.dumps(row), flush=True)
-        result["rows"].append(row)
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    args = parser.parse_args(argv)
+    if args.shapes and args.stages == ",".join(STAGES):
+        args.stages = "shapes"
+    for name, known in (("stages", STAGES), ("peers", tuple(PEERS)), ("paths", tuple(PATHS))):
+        chosen = [part for part in (getattr(args, name) or "").split(",") if part]
+        if unknown := [part for part in chosen if part not in known]:
+            parser.error(f"--{name}: {', '.join(unknown)} unknown; there are {', '.join(known)}")
+        setattr(args, name, chosen)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA GPU is visible to PyTorch; --device cpu makes a dry run")
+    args.paths = args.paths or [target.name for target in verify_paths.available(_device(args))]
+    args.pool = args.pool or _pool_slots(args)
+    return args
+
+
+def _device(args: argparse.Namespace) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if args.device == "cuda" else torch.device("cpu")
+
+
+def _pool_slots(args: argparse.Namespace) -> int:
+    """Room for the largest batch, in whole pages."""
+    shapes = [job.shape for _, job in planned(args)] if args.stages == ["shapes"] else [LARGEST]
+    return max(shape.bs * (shape.kv + shape.n + 64) for shape in shapes)
+
+
+def planned(args: argparse.Namespace) -> Iterator[tuple[str, Job]]:
+    """Every measurement asked for, with its stage, in order."""
+    for stage in args.stages:
+        yield from ((stage, job) for job in jobs(stage, args.paths, args.peers, args.shapes))
+
+
+def run(store: Store, bench: Bench, wanted: Sequence[tuple[str, Job]], deadline: float) -> Iterator[Row]:
+    """Measures what the store lacks; yields each row it adds, with its stage.
+
+    Raises:
+        TimeoutError: the deadline, by time.monotonic(), came first.
+        Fatal: the card no longer answers.
+    """
+    for at, (stage, job) in enumerate(wanted):
+        if store.done(bench.label(job)):
+            continue
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"budget: stopped before measurement {at + 1} of {len(wanted)}; run again to go on")
+        row = bench(job)
+        store.add(row)
+        yield {"stage": stage, **row}
+        if "failed" in row:
+            _still_there(job, row["failed"])
+
+
+def _still_there(job: Job, why: str) -> None:
+    if torch.cuda.is_available():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as e:
+            raise Fatal(f"{job} broke the card's context ({why}): {e}; the rows so far are kept") from e
+
+
+def report(store: Store, bench: Bench, args: argparse.Namespace, header: Row) -> None:
+    """Writes the report and the plots, prints the gates."""
+    rows = [row for row in store.rows.values() if row["impl"] != CEILINGS and bench.is_current(row)]
+    header["ceilings_of_all_runs"] = [row for row in store.rows.values() if row["impl"] == CEILINGS]
+    ours = [path for path in PATHS if any(row["impl"] == path for row in rows)]
+    peers = [peer for peer in PEERS if any(row["impl"] == peer for row in rows)]
+    find = gates.finder(rows)
+    result = list(gates.gates(rows, find, {path: largest_workspace(_device(args), path) for path in ours}))
+    shapes, means = gates.table(find, ours, peers), gates.means(find, ours, peers)
+    where = environment() if args.device == "cuda" else {"card": "cpu", "torch": torch.__version__}
+    store.write_report(
+        {**where, "commit": args.commit, **header},
+        rows,
+        gates=result,
+        means=means,
+        shapes=shapes,
+        growth=gates.growth(find, ours),
+    )
+    if not args.no_plots:
+        plots.draw(find, ours, peers, bench.card, args.out)
+    print(gates.table_text(shapes, [*ours, *peers]))
+    for row in means:
+        print("geometric mean of {shapes} baselines, {path} / {peer}: {mean}".format(**row))
+    print(gates.text(result), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # End-to-end stages on a GPU machine, each well under eight minutes; a stage that was cut off resumes.
 #
-#   bash scripts/gpu/e2e.sh STAGE [OUT]      STAGE: setup | attention | serve | judge | all
+#   bash scripts/gpu/e2e.sh STAGE [OUT]      STAGE: setup | attention | serve | judge | all | bench
 #
 # Expects, built beforehand where there is a network (docs/gpu.md): build/gpu/parts/*.tar.xz, the unpacked-site archive
 # of SGLang; build/gpu/wheels/*.whl, what the applier needs and the machine lacks (unidiff). Models: $TV_TARGET and $TV_DRAFT,
@@ -70,8 +70,15 @@ judge() {
     return $failed
 }
 
+# Exit 3: the budget ended first, run it again.
+bench() {
+    use_site
+    export TREEVERIFY_LIBRARY=$site/sglang/srt/treeverify/_kernels/libtreeverify.so
+    python3 scripts/bench_verify.py --out "$out/verify.json" --budget-s "${TV_BUDGET_S:-460}"
+}
+
 case $stage in
-setup | attention | serve | judge) "$stage" ;;
+setup | attention | serve | judge | bench) "$stage" ;;
 all) for each in setup attention serve judge; do "$each"; done ;;
-*) echo "usage: bash scripts/gpu/e2e.sh setup|attention|serve|judge|all [OUT]" >&2 && exit 2 ;;
+*) echo "usage: bash scripts/gpu/e2e.sh setup|attention|serve|judge|all|bench [OUT]" >&2 && exit 2 ;;
 esac
