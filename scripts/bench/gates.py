@@ -122,7 +122,7 @@ def gates(rows: Sequence[Row], find: Find, largest_workspace: Mapping[str, int])
     """
     paths = list(largest_workspace)
     yield from _speed_gates(find)
-    for path, limit in (("portable", 0.5), ("hopper", 0.75)):
+    for path, limit in (("portable", 0.5), ("narrow", 0.5), ("hopper", 0.75)):
         if path in paths:
             yield from _roofline_gates(rows, path, limit)
     for path in paths:
@@ -136,6 +136,8 @@ def _speed_gates(find: Find) -> Iterator[Row]:
     fa2 = ratios(find, "portable", "fa2", BASELINES)
     yield _most("portable / fa2, geometric mean of the baselines", 0.6, fa2, geomean, count)
     yield _most("portable / fa2, worst baseline", 0.8, fa2, max, count)
+    narrow = ratios(find, "narrow", "fa2", BASELINES)
+    yield _most("narrow / fa2, geometric mean of the baselines", 0.6, narrow, geomean, count)
     flashmla = ratios(find, "hopper", "flashmla", BASELINES)
     yield _most("hopper / FlashMLA, worst baseline", 1.0, flashmla, max, count)
     few = [shape for shape in BASELINES if shape.heads == 8]

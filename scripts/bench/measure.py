@@ -19,8 +19,8 @@ from .shapes import BASELINES, BS, HEADS, MORE, RAGGED, N
 from .store import Row, rounded
 from .timer import Timer, TooSlow
 
-PATHS = {"portable": abi.PATH_PORTABLE, "hopper": abi.PATH_HOPPER}
-"""Ours, as mla_verify's `path`."""
+PATHS = {"portable": abi.PATH_PORTABLE, "narrow": abi.PATH_NARROW, "hopper": abi.PATH_HOPPER}
+"""Ours, as mla_verify's `path`. narrow: on a Hopper card, the shapes that sm_120 runs."""
 
 CHECKED_PAIRS = {True: 2 * 10**8, False: 2 * 10**7}
 """Of a step with more (row, position) pairs a few tokens are checked only; by whether peers are timed on the shape."""

@@ -15,6 +15,7 @@ LINES = ((1, 8, 9), (1, 64, 9), (8, 8, 9), (8, 64, 9), (32, 16, 16), (8, 128, 64
 
 STYLE = {
     "portable": ("tab:blue", "o-"),
+    "narrow": ("tab:cyan", "o--"),
     "hopper": ("tab:green", "s-"),
     "triton": ("tab:red", "x:"),
     "fa2": ("tab:orange", "^:"),

@@ -11,7 +11,7 @@ from treeverify.attention.plan import KEY_DIM, LATENT
 ELEMENT = 2
 """Bytes of a bf16."""
 
-RATE = {"portable": "mma_tflops", "hopper": "matmul_tflops"}
+RATE = {"portable": "mma_tflops", "narrow": "mma_tflops", "hopper": "matmul_tflops"}
 """Ceiling of the arithmetic a path does: a bare mma.sync loop, or a large matrix product."""
 
 
