@@ -126,13 +126,18 @@ bool is_q_aligned(const TvVerifyParams& p) {
 
 // Programmatic dependent launch: only for code that was compiled with the wait inside (device.cuh).
 bool has_early_launch(int index) {
-  static std::atomic<int> compiled_for[kKernelCount];
-  int version = compiled_for[index].load(std::memory_order_relaxed);
+  static std::atomic<int> compiled_for[kKernelCount][kMaxDevices];
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return false;
+  int version = compiled_for[index][device].load(std::memory_order_relaxed);
   if (version == 0) {
     cudaFuncAttributes attributes = {};
-    if (cudaFuncGetAttributes(&attributes, kKernels[index].kernel->function) != cudaSuccess) return false;
+    if (cudaFuncGetAttributes(&attributes, kKernels[index].kernel->function) != cudaSuccess) {
+      cudaGetLastError();  // nobody else's error
+      return false;
+    }
     version = attributes.ptxVersion;
-    compiled_for[index].store(version, std::memory_order_relaxed);
+    compiled_for[index][device].store(version, std::memory_order_relaxed);
   }
   return version >= 90;
 }
@@ -158,6 +163,7 @@ cudaError_t launch(int index, dim3 grid, dim3 block, const Params* params, void*
 bool is_launchable(const TvVerifyParams& p) {
   if (p.bs < 0 || p.max_q < 1 || p.heads < 1 || p.dtype < TV_BF16 || p.dtype > TV_FP16) return false;
   if (p.splits < p.bs || p.splits >= kMaxGridY) return false;
+  if (p.splits > p.bs && reinterpret_cast<uintptr_t>(p.workspace) % 16) return false;
   if (p.bs == 0) return p.splits == 0;
   if (p.split_indptr != nullptr) return p.splits <= kMaxPlannedSplits;
   return p.splits % p.bs == 0 && p.splits / p.bs <= tv::kMaxSplits;

@@ -5,7 +5,8 @@
 // the two through a host build of this header. All strides count elements; the last dimension of q, kv and out is
 // contiguous. "Unified" layout: kv_indices holds prefix and draft slots of a request. "Two-source" layout: kv_indices
 // holds the prefix only and out_cache_loc the draft slots. qo_indptr starts at 0 and no request is wider than max_q. A
-// padding request has no KV in the unified layout, and no draft tokens (equal qo_indptr entries) in the two-source one.
+// padding request has no KV in the unified layout, and no draft tokens (equal qo_indptr entries) in the two-source one,
+// where qo_indptr must not lead past `tokens`: the slots of the draft rows are read there.
 #pragma once
 
 #include <stdint.h>
@@ -34,7 +35,8 @@ typedef struct TvVerifyParams {
   const void* mask;              // see TvMaskKind
   const int64_t* mask_indptr;    // [bs + 1] or null
   void* out;                     // [tokens, heads, 512]
-  float* workspace;              // [splits, max_q * heads, 512] partial outputs, then [splits, max_q * heads] lse
+  float* workspace;              // [splits, max_q * heads, 512] partial outputs, then [splits, max_q * heads] lse;
+                                 // 16-byte aligned
   const int32_t* split_indptr;   // the plan, see TvPlanParams; null: splits / bs each
   int64_t q_nope_stride_t, q_nope_stride_h;
   int64_t q_pe_stride_t, q_pe_stride_h;

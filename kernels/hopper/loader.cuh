@@ -81,7 +81,6 @@ __device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req
 #pragma unroll
     for (int j = 0; j < kPanels; ++j) {
       if (j == kRopePanel) {
-        barrier_wait(smem + S::kProbFree + 8 * stage, parity);
         load_panel(src, left, smem + S::kRope + stage * S::kRopeStride + at, j);
       } else {
         if (j % kHalf == 0) barrier_wait(smem + S::kFree + 8 * (2 * stage + j / kHalf), parity);

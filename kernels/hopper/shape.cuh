@@ -47,11 +47,10 @@ struct Shape {
 
   // Barriers, 8 bytes each.
   static constexpr int kFull = kBarriers;                // [stage][third] landed
-  static constexpr int kFree = kFull + 8 * kStages * 3;  // [stage][half] read
+  static constexpr int kFree = kFull + 8 * kStages * 3;  // [stage][half] read, with P; both halves: the rope panel too
   static constexpr int kProbFull =
       kFree + 8 * kStages * 2;  // [stage] P written, and what the group after needs to know
-  static constexpr int kProbFree = kProbFull + 8 * kStages;  // [stage] P read, so the rope panel is free too
-  static constexpr int kQueryFull = kProbFree + 8 * kStages;
+  static constexpr int kQueryFull = kProbFull + 8 * kStages;
   static constexpr int kSmemBytes = kQueryFull + 8;
 
   // Scratch of the softmax, over the rope panel: column maxima of 16 groups of lanes, then visibility bits.

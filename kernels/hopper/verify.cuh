@@ -60,7 +60,7 @@ struct Math {
     return smem + S::kFull + 8 * (3 * (t & 1) + third);
   }
   __device__ __forceinline__ uint32_t prob_full(int t) const { return smem + S::kProbFull + 8 * (t & 1); }
-  __device__ __forceinline__ uint32_t prob_free(int t) const { return smem + S::kProbFree + 8 * (t & 1); }
+  __device__ __forceinline__ uint32_t free(int t, int half) const { return smem + S::kFree + 8 * (2 * (t & 1) + half); }
   __device__ __forceinline__ static int parity(int t) { return t >> 1 & 1; }
 
   // Issues the scores of tile t over a third of the dimensions, which has landed.
@@ -99,10 +99,7 @@ struct Math {
   // Waits for them and gives back what they read.
   __device__ __forceinline__ void finish_values(int t) {
     wgmma_wait<0>();
-    if (lane == 0) {
-      barrier_arrive(smem + S::kFree + 8 * (2 * (t & 1) + group));
-      barrier_arrive(prob_free(t));
-    }
+    if (lane == 0) barrier_arrive(free(t, group));
   }
 
   // Moves the references where a logit of this tile has outgrown them. The exponents s follow, and so do the sums.
@@ -151,7 +148,8 @@ struct Math {
     const int news = moves ? move_references(t, reinterpret_cast<float*>(scratch)) : 0;
     uint32_t packed[kN8][2];
     sums.template exponentials<T>(s, packed);
-    if (S::kBetween > 0 && t > 0) barrier_wait(prob_free(t - 1), parity(t - 1));  // P of both tiles share some room
+    // P of both tiles share some room: the other group must have read the last one, as this one has.
+    if (S::kBetween > 0 && t > 0) barrier_wait(free(t - 1, 1 - group), parity(t - 1));
     store_prob(packed, prob(t), warp, lane);
     if (i == 0) *moved(t) = news;
     fence_async_reads();
@@ -265,10 +263,7 @@ __device__ __forceinline__ void init_barriers(uint32_t smem, float* reference) {
   const int i = threadIdx.x;
   if (i < 3 * kStages) barrier_init(smem + S::kFull + 8 * i, kWarpgroup);
   if (i < 2 * kStages) barrier_init(smem + S::kFree + 8 * i, kWarpgroup / 32);
-  if (i < kStages) {
-    barrier_init(smem + S::kProbFull + 8 * i, kWarpgroup);
-    barrier_init(smem + S::kProbFree + 8 * i, 2 * kWarpgroup / 32);
-  }
+  if (i < kStages) barrier_init(smem + S::kProbFull + 8 * i, kWarpgroup);
   if (i == 0) barrier_init(smem + S::kQueryFull, 2 * kWarpgroup);
   if (i < kRows) reference[i] = -INFINITY;  // before the first tile
 }

@@ -252,11 +252,14 @@ def test_strides_are_arguments(make_case):
     assert wide_out[..., 512:].isnan().all(), "nothing is written outside the rows"
 
 
-@pytest.mark.parametrize("odd", ["q", "out", "kv"])
+@pytest.mark.parametrize("odd", ["q", "out", "kv", "workspace"])
 def test_misaligned_views_are_refused(make_case, odd):
     case = make_case([100], 3, 2)
     if odd == "q":
         case.q_nope = torch.zeros(3, 2, 513, dtype=torch.bfloat16, device="cuda")[..., 1:]
+    elif odd == "workspace":
+        case = make_case([100], 3, 2, nsplit=2)
+        case.workspace = torch.empty(case.workspace.numel() + 1, device="cuda")[1:]
     elif odd == "out":
         case.out = torch.zeros(3, 2, 514, dtype=torch.bfloat16, device="cuda")[..., 2:]
     else:

@@ -321,6 +321,8 @@ def _layout_problems(a: VerifyArgs) -> Iterator[str]:
         yield "q must be 4-byte aligned"
     if a.path == abi.PATH_HOPPER and (pairs % 8 or (a.q_nope.data_ptr() | a.q_pe.data_ptr()) % 16):
         yield "the Hopper path needs q 16-byte aligned; the portable one serves what is not"
+    if a.workspace.data_ptr() % 16:
+        yield "workspace must be 16-byte aligned"
     if (a.out.stride(0) | a.out.stride(1)) % 4 or a.out.data_ptr() % 8:
         yield "rows of out must be 8-byte aligned"
 
