@@ -19,6 +19,22 @@ __device__ __forceinline__ int opaque(int x) {
   return x;
 }
 
+// Keeps x in a register: the compiler can't work it out anew where it is used.
+__device__ __forceinline__ uint32_t kept(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+__device__ __forceinline__ int load_shared(uint32_t addr) {
+  int x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(addr) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t addr, int x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(x) : "memory");
+}
+
 // 4 or 8 bytes.
 template <int kBytes>
 __device__ __forceinline__ void cp_async_small(uint32_t dst, const void* src) {
@@ -29,12 +45,19 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// The warp arrives, with all that its lanes have done so far; it does not wait.
+__device__ __forceinline__ void mbarrier_arrive_warp(uint32_t barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(barrier) : "memory");
+}
+
 // The thread arrives once all copies that it has started so far are complete; it does not wait for that.
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Waits for the end of a phase; phases alternate between parity 0 and 1. Whole warps call it: all lanes see the same.
+// Waits for the end of a phase; phases alternate between parity 0 and 1, and one that ended before the first has
+// parity 1. Whole warps call it: all lanes see the same.
 #if __CUDA_ARCH__ >= 900
 #define TV_MBARRIER_TEST "mbarrier.try_wait"  // rests meanwhile
 #else
@@ -47,15 +70,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
                : "memory");
 }
 #undef TV_MBARRIER_TEST
-
-// Hardware barrier `id` (0 belongs to __syncthreads) that `threads` threads reach by one call or the other; those that
-// only arrive go on at once.
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

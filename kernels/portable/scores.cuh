@@ -12,14 +12,23 @@ namespace tv::portable {
 template <typename T, typename C>
 struct Scores {
   int slice, half, group, lane;
-  uint32_t q[C::kSteps][C::kScoreN][2];  // B fragments, one for each 16 dimensions and 8 rows
+  static constexpr int kInRegisters = C::kSteps - C::kSharedSteps;
+
+  uint32_t q[kInRegisters][C::kScoreN][2];  // B fragments, one for each 16 dimensions and 8 rows
+  const uint4* shared_q;                    // those of the last steps
+  uint32_t first[C::kScoreM][4];
   float sum[C::kScoreM][C::kScoreN][4];
+  uint32_t key_at, store_at;  // where the lane begins: bytes in a stage, floats in the scores
 
   __device__ __forceinline__ Scores(int warp, int lane)
       : slice(warp % C::kSlices),
         half(warp / C::kSlices % C::kHalves),
         group(warp / C::kSlices / C::kHalves),
-        lane(lane) {}
+        lane(lane) {
+    key_at = kept(kv_offset(16 * half + (lane & 15), 2 * slice + (lane >> 4)));
+    // The stride spreads the 4 pairs of rows that a warp stores at once over all banks.
+    store_at = kept((slice * C::kRows + 8 * eight(0) + 2 * (lane & 3)) * C::kScoreStride + 16 * half + (lane >> 2));
+  }
 
   // Eights of rows that exist; of an odd number the second group has one less.
   __device__ __forceinline__ int eight(int j) const { return group * C::kScoreN + j; }
@@ -29,7 +38,9 @@ struct Scores {
 
   // Rows past the request repeat its last one: nobody reads what becomes of them.
   __device__ __forceinline__ void load_queries(const TvVerifyParams& p, const Request& req, const RowPlace& place,
-                                               int row0) {
+                                               int row0, uint8_t* shared) {
+    uint32_t* const mine = reinterpret_cast<uint32_t*>(shared) + (32 * slice + lane) * C::kSharedQueryRegs;
+    shared_q = reinterpret_cast<const uint4*>(mine);
     const int dim = 16 * slice + 2 * (lane & 3);
 #pragma unroll
     for (int j = 0; j < C::kScoreN; ++j) {
@@ -39,40 +50,62 @@ struct Scores {
 #pragma unroll
       for (int s = 0; s < C::kSteps; ++s) {
         const T* src = 64 * s < kLatent ? nope + 64 * s : pe;
-        q[s][j][0] = *reinterpret_cast<const uint32_t*>(src);
-        q[s][j][1] = *reinterpret_cast<const uint32_t*>(src + 8);
+        uint32_t* const dst = s < kInRegisters ? q[s][j] : mine + ((s - kInRegisters) * C::kScoreN + j) * 2;
+        dst[0] = *reinterpret_cast<const uint32_t*>(src);
+        dst[1] = *reinterpret_cast<const uint32_t*>(src + 8);
       }
     }
   }
 
+  // Fragments of K of the first step.
+  __device__ __forceinline__ void load_first(uint32_t stage) {
+#pragma unroll
+    for (int m = 0; m < C::kScoreM; ++m) ldmatrix_x4(first[m], stage + key_at + m * 16 * kKeyDim * 2);
+  }
+
   __device__ __forceinline__ void multiply(uint32_t stage) {
-    const uint32_t src = stage + kv_offset(16 * half + (lane & 15), 2 * slice + (lane >> 4));
-#pragma unroll
-    for (int m = 0; m < C::kScoreM; ++m) {
-#pragma unroll
-      for (int j = 0; j < C::kScoreN; ++j) sum[m][j][0] = sum[m][j][1] = sum[m][j][2] = sum[m][j][3] = 0;
-    }
+    const uint32_t src = stage + key_at;
+    float chain[C::kScoreChains][C::kScoreM][C::kScoreN][4] = {};
 #pragma unroll
     for (int s = 0; s < C::kSteps; ++s) {
 #pragma unroll
       for (int m = 0; m < C::kScoreM; ++m) {
-        uint32_t k[4];
-        ldmatrix_x4(k, src + m * 16 * kKeyDim * 2 + s * 128);
+        uint32_t k[4] = {first[m][0], first[m][1], first[m][2], first[m][3]};
+        if (s > 0) ldmatrix_x4(k, src + m * 16 * kKeyDim * 2 + s * 128);
 #pragma unroll
-        for (int j = 0; j < C::kScoreN; ++j) mma_16x8x16<T>(sum[m][j], k, q[s][j], exists(j));
+        for (int j = 0; j < C::kScoreN; ++j) {
+          if (s < kInRegisters) {
+            mma_16x8x16<T>(chain[s % C::kScoreChains][m][j], k, q[s][j], exists(j));
+          } else if (j % 2 == 0) {
+            const uint4 two = shared_q[((s - kInRegisters) * C::kScoreN + j) / 2];
+            mma_16x8x16<T>(chain[s % C::kScoreChains][m][j], k, {two.x, two.y}, true);
+            mma_16x8x16<T>(chain[s % C::kScoreChains][m][j + 1], k, {two.z, two.w}, true);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < C::kScoreM; ++m) {
+#pragma unroll
+      for (int j = 0; j < C::kScoreN; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum[m][j][i] = chain[0][m][j][i];
+#pragma unroll
+          for (int c = 1; c < C::kScoreChains; ++c) sum[m][j][i] += chain[c][m][j][i];
+        }
       }
     }
   }
 
-  // To scores[slice][row][position]. The stride spreads the 4 pairs of rows that a warp stores at once over all banks.
+  // To scores[slice][row][position].
   __device__ __forceinline__ void store(float* scores) const {
-    float* base = scores + (slice * C::kRows + 2 * (lane & 3)) * C::kScoreStride + 16 * half + (lane >> 2);
 #pragma unroll
     for (int j = 0; j < C::kScoreN; ++j) {
       if (!exists(j)) break;
 #pragma unroll
       for (int m = 0; m < C::kScoreM; ++m) {
-        float* dst = base + 8 * eight(j) * C::kScoreStride + 16 * m;
+        float* dst = scores + store_at + 8 * j * C::kScoreStride + 16 * m;
         dst[0] = sum[m][j][0];
         dst[C::kScoreStride] = sum[m][j][1];
         dst[8] = sum[m][j][2];

@@ -30,13 +30,22 @@ struct Shape {
   // takes dimensions 16 w .. 16 w + 15 of every 64: where those lie in a swizzled row does not depend on which 64.
   static constexpr int kSlices = 4;
   static constexpr int kSteps = kKeyDim / (16 * kSlices);
-  static constexpr int kHalves = kTile == 32 && kRows <= 40 ? 2 : 1;  // of the positions; registers hold all of Q then
-  static constexpr int kGroups = kWarps / kSlices / kHalves;          // of the rows
+  static constexpr int kHalves = kTile / 16;                  // of the positions; where there are two, K is read once
+  static constexpr int kGroups = kWarps / kSlices / kHalves;  // of the rows
   static constexpr int kScoreM = kK16 / kHalves;
   static constexpr int kScoreN = (kN8 + kGroups - 1) / kGroups;
+  // Steps whose part of Q stays in shared memory, for want of registers: the last ones.
+  static constexpr int kSharedSteps = kHalves == 2 && kRows > 40 ? 1 : 0;
+  static constexpr int kSharedQueryRegs = 2 * kSharedSteps * kScoreN;  // of a lane, the same in all halves and groups
+  static_assert(kSharedSteps == 0 || kGroups == 1);
+  // Chains of sums, so that a product needn't wait for the one before: its latency is that of about 5.
+  static constexpr int kScoreChains = kScoreM * kScoreN >= 5 ? 1 : kScoreM * kScoreN >= 3 ? 2 : 3;
 
   // Values: a warp has 64 of the 512 dimensions.
   static constexpr int kValueM = kLatent / 16 / kWarps;
+
+  // Warps that copy KV: those without softmax, the last ones, 4 rows of KV each at a time.
+  static constexpr int kLoaders = kWarps - kN8 < kTile / 4 ? kWarps - kN8 : kTile / 4;
 
   static constexpr int kScoreStride = kTile + 4;  // floats a row of partial scores
   static constexpr int kProbStride = kTile + 8;   // elements a row of P
@@ -54,7 +63,11 @@ struct Shape {
   static constexpr int kSumBytes = kRows * kLatent * 4;
   static constexpr int kRowsAt = kPipelineBytes > kSumBytes ? kPipelineBytes : kSumBytes;
   static constexpr int kLoadedAt = kRowsAt + kRows * int(sizeof(Row));  // an mbarrier a stage
-  static constexpr int kSmemBytes = kLoadedAt + kStages * 8;
+  static constexpr int kScoresReadyAt = kLoadedAt + kStages * 8;        // an mbarrier
+  static constexpr int kProbsReadyAt = kScoresReadyAt + 8;              // an mbarrier
+  static constexpr int kMovedAt = kProbsReadyAt + 8;                    // the last tile that brought factors
+  static constexpr int kQueriesAt = (kMovedAt + 8 + 15) / 16 * 16;      // [slice][lane][register]
+  static constexpr int kSmemBytes = kQueriesAt + kSlices * 32 * kSharedQueryRegs * 4;
 
   static_assert(kRows % 8 == 0 && kRows <= kMaxRowTile);
   static_assert(kTile % 16 == 0 && kChunkUnit % kTile == 0 && kK16 % kHalves == 0);

@@ -8,19 +8,18 @@
 
 namespace tv::portable {
 
-// Raw scores into base-2 logits, with the optional soft cap.
+// Raw scores into base-2 logits: x * scale, or with the soft cap tanh(x * inner / (2 log2 e)) * scale.
 struct Logits {
-  float scale, inner, cap;
+  bool has_cap;
+  float scale, inner;
 
   __device__ __forceinline__ explicit Logits(const TvVerifyParams& p) {
     constexpr float kLog2e = 1.4426950408889634f;
-    cap = p.logit_cap > 0 ? p.logit_cap * kLog2e : 0;
-    inner = p.logit_cap > 0 ? 2 * kLog2e * p.sm_scale * reciprocal_approx(p.logit_cap) : 0;
-    scale = p.sm_scale * kLog2e;
+    has_cap = p.logit_cap > 0;
+    scale = (has_cap ? p.logit_cap : p.sm_scale) * kLog2e;
+    inner = has_cap ? 2 * kLog2e * p.sm_scale * reciprocal_approx(p.logit_cap) : 0;
   }
-  __device__ __forceinline__ float capped(float x) const {  // cap * tanh
-    return cap - 2 * cap * reciprocal_approx(1 + exp2_approx(x * inner));
-  }
+  __device__ __forceinline__ float tanh(float x) const { return 1 - 2 * reciprocal_approx(1 + exp2_approx(x * inner)); }
 };
 
 // The state of a lane's row. P is taken relative to `base`, which follows the row's maximum only when that has grown by
@@ -54,31 +53,27 @@ struct Softmax {
     }
   }
 
-  __device__ __forceinline__ void scale(const Logits& logits, float (&x)[4 * C::kK16]) const {
-    if (logits.cap > 0) {
-#pragma unroll
-      for (float& v : x) v = logits.capped(v);
-    } else {
-#pragma unroll
-      for (float& v : x) v *= logits.scale;
-    }
-  }
-
-  // Hides the positions whose bit in `seen` is clear.
-  __device__ __forceinline__ void hide(uint64_t seen, float (&x)[4 * C::kK16]) const {
+  // What few tiles or few models need, all behind one branch: the soft cap, and the positions hidden whose bit in
+  // `seen` is clear. A scale that is negative would show what is hidden: so it is applied here, and 1 is left to apply.
+  __device__ __forceinline__ float special(const Logits& logits, uint64_t seen, float (&x)[4 * C::kK16]) const {
     const uint32_t bits = uint32_t(seen) >> (4 * quad);
 #pragma unroll
     for (int h = 0; h < C::kK16; ++h) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (!(bits >> (16 * h + e) & 1)) x[4 * h + e] = -INFINITY;
+        float& v = x[4 * h + e];
+        v = (logits.has_cap ? logits.tanh(v) : v) * logits.scale;
+        if (!(bits >> (16 * h + e) & 1)) v = -INFINITY;
       }
     }
+    return 1;
   }
 
-  // Takes the logits of a tile, leaves P and the factor for what was summed before; true where that matters:
+  // Takes the scores of a tile, leaves P and the factor for what was summed before; true where that matters:
   // not where the row has seen nothing before.
-  __device__ __forceinline__ bool update(const float (&x)[4 * C::kK16], T* prob, float* factors) {
+  __device__ __forceinline__ bool update(float scale, float (&x)[4 * C::kK16], T* prob, float* factors) {
+#pragma unroll
+    for (float& v : x) v *= scale;
     float top = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
 #pragma unroll
     for (int h = 1; h < C::kK16; ++h) {

@@ -12,47 +12,61 @@ template <typename T, typename C>
 struct Values {
   static constexpr int kDims = kLatent / kWarps;
   static constexpr int kSteps = C::kValueM * C::kK16;  // of 16 dimensions and 16 positions: position-major
-  static constexpr int kHalf = kSteps / 2;
+  static constexpr int kQuarter = kSteps / 4;          // so fragments come in: a quarter of a tile's steps at a time
+  static constexpr int kProbs = C::kK16 > 1 && C::kSharedSteps == 0 ? 2 : 1;  // as far as registers reach
 
   int warp, lane;
   float o[C::kValueM][C::kN8][4] = {};
-  uint32_t prob[C::kN8][2];  // B fragments of 16 positions
-  uint32_t value[kHalf][4];  // A fragments of half a tile's steps
+  uint32_t prob[kProbs][C::kN8][2];  // B fragments of 16 positions
+  uint32_t value[2][kQuarter][4];    // A fragments of a quarter
+  uint32_t value_at, prob_at;        // where the lane begins: bytes in a stage, bytes in P
 
-  __device__ __forceinline__ Values(int warp, int lane) : warp(warp), lane(lane) {}
+  __device__ __forceinline__ Values(int warp, int lane)
+      : warp(warp),
+        lane(lane),
+        value_at(kept(kv_offset((lane & 7) + (lane >> 4) * 8, 8 * warp + ((lane >> 3) & 1)))),
+        prob_at(kept((((lane & 7) + 8 * (lane >> 4)) * C::kProbStride + (lane & 8)) * 2)) {}
 
+  // P fragments of 16 positions.
   __device__ __forceinline__ void load_probs(uint32_t probs, int k16) {
-    const uint32_t src = probs + ((lane & 7) * C::kProbStride + 16 * k16 + (lane & 8)) * 2;
+    const uint32_t src = probs + prob_at + 16 * k16 * 2;
+    uint32_t (&dst)[C::kN8][2] = prob[k16 % kProbs];
 #pragma unroll
     for (int j = 0; j + 1 < C::kN8; j += 2) {
       uint32_t r[4];
-      ldmatrix_x4(r, src + (8 * j + 8 * (lane >> 4)) * C::kProbStride * 2);
-      prob[j][0] = r[0], prob[j][1] = r[1], prob[j + 1][0] = r[2], prob[j + 1][1] = r[3];
+      ldmatrix_x4(r, src + 8 * j * C::kProbStride * 2);
+      dst[j][0] = r[0], dst[j][1] = r[1], dst[j + 1][0] = r[2], dst[j + 1][1] = r[3];
     }
-    if constexpr (C::kN8 % 2) ldmatrix_x2(prob[C::kN8 - 1], src + 8 * (C::kN8 - 1) * C::kProbStride * 2);
+    if constexpr (C::kN8 % 2) ldmatrix_x2(dst[C::kN8 - 1], src + 8 * (C::kN8 - 1) * C::kProbStride * 2);
   }
 
-  // Fragments of the first or second half of a tile's steps.
-  template <int half>
-  __device__ __forceinline__ void load(uint32_t stage, uint32_t probs) {
-    constexpr int kFirst = half * kHalf;
-    if (kFirst % C::kValueM == 0) load_probs(probs, kFirst / C::kValueM);
-    const uint32_t src = stage + kv_offset((lane & 7) + (lane >> 4) * 8, 8 * warp + ((lane >> 3) & 1));
+  // Those of the second half: in time before its products where they have registers of their own.
+  template <int quarter>
+  __device__ __forceinline__ void load_more_probs(uint32_t probs) {
+    if (C::kK16 > 1 && quarter == 2 - kProbs) load_probs(probs, 1);
+  }
+
+  // V fragments of a quarter, in place of those two quarters before.
+  template <int quarter>
+  __device__ __forceinline__ void load(uint32_t stage) {
+    const uint32_t src = stage + value_at;
 #pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const int k16 = (kFirst + i) / C::kValueM, m = (kFirst + i) % C::kValueM;
+    for (int i = 0; i < kQuarter; ++i) {
+      const int step = quarter * kQuarter + i, m = step % C::kValueM;
       // 2 m chunks further: chunks are permuted by exclusive or, and so is this.
-      ldmatrix_x4_trans(value[i], (src + 16 * k16 * kKeyDim * 2) ^ (m << 5));
+      ldmatrix_x4_trans(value[quarter % 2][i], (src + step / C::kValueM * 16 * kKeyDim * 2) ^ (m << 5));
     }
   }
 
-  template <int half>
-  __device__ __forceinline__ void multiply(bool on) {
+  template <int quarter>
+  __device__ __forceinline__ void multiply() {
 #pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const int m = (half * kHalf + i) % C::kValueM;
+    for (int i = 0; i < kQuarter; ++i) {
+      const int step = quarter * kQuarter + i;
 #pragma unroll
-      for (int j = 0; j < C::kN8; ++j) mma_16x8x16<T>(o[m][j], value[i], prob[j], on);
+      for (int j = 0; j < C::kN8; ++j) {
+        mma_16x8x16<T>(o[step % C::kValueM][j], value[quarter % 2][i], prob[step / C::kValueM % kProbs][j], true);
+      }
     }
   }
 

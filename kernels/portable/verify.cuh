@@ -9,15 +9,18 @@
 //   P   = softmax                                     8 rows a warp; those without rows go on           (softmax.cuh)
 //   O^T [512, kRows]  += V^T [512, kTile] . P^T       every warp 64 of the 512 dimensions; sums in registers
 //                                                                                                       (values.cuh)
-// The products of one tile run while the softmax of the next one is worked out. Step t:
+// The products of one tile run while the softmax of the next one is worked out. No barrier stops the whole block: warps
+// tell by an mbarrier what they have done, and wait where they need it, half a step later. Step t:
 //
-//   wait for tile t            loaded[stage]: an mbarrier that all copies of the tile arrive at
+//   wait for tile t            loaded[stage]: the copies of the tile arrive at it
 //   S(t)                       in registers
-//   barrier                    P(t - 1) is there; nobody reads V(t - 2), the scores of t - 1 or P(t - 2) any more
-//   partial sums of S(t) to shared memory, copies of a further tile into the stage of t - 2
+//   wait for P(t - 1)          probs_ready: the softmax warps arrive. They have read the scores of t - 1 as well
+//   partial sums of S(t) to shared memory
+//   arrive at scores_ready     nor does the warp need V(t - 2) and P(t - 2) any more
 //   O += V(t - 1) . P(t - 1), first half
-//   barrier (kScoresReady)     the warps that do the softmax wait for the partial sums; the others only arrive
-//   P(t), woven into the second half
+//   wait for scores_ready
+//   second half, and woven into it: P(t), or by the warps that have no rows, copies of a further tile to where t - 2
+//   was
 #pragma once
 
 #include "device.cuh"
@@ -28,8 +31,6 @@
 #include "portable/values.cuh"
 
 namespace tv::portable {
-
-constexpr int kScoresReady = 1;  // hardware barrier
 
 // Zeros into rows [first, first + rows) of the output.
 template <typename T>
@@ -43,7 +44,7 @@ __device__ __forceinline__ void zero_rows(const TvVerifyParams& p, int first, in
 template <typename T, typename C>
 __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   const int row0 = blockIdx.x * C::kRows, slot = blockIdx.y;
-  const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  const int warp = uniform(threadIdx.x / 32), lane = kept(threadIdx.x % 32);
   const Split split = Split::of_block(p, slot);
   if (split.b >= p.bs) {
     if (slot < p.splits || !writes_directly(p)) return;
@@ -64,26 +65,38 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   const int tiles = uniform(ceil_div(range.end - range.begin, C::kTile));
 
   extern __shared__ __align__(128) uint8_t smem[];
-  const uint32_t stages = smem_address(smem), loaded = stages + C::kLoadedAt;
+  const uint32_t stages = kept(smem_address(smem));
+  const uint32_t loaded = smem_address(smem) + C::kLoadedAt;  // not kept(): arrivals after copies need it uniform
+  const uint32_t scores_ready = stages + C::kScoresReadyAt, probs_ready = stages + C::kProbsReadyAt;
   float* const scores = reinterpret_cast<float*>(smem + C::kScoresAt);
   T* const probs = reinterpret_cast<T*>(smem + C::kProbsAt);
   float* const factors = reinterpret_cast<float*>(smem + C::kFactorsAt);
   Row* const table = reinterpret_cast<Row*>(smem + C::kRowsAt);
-  const auto stage_of = [&](int tile) { return stages + tile % C::kStages * C::kStageBytes; };
-  const auto loaded_of = [&](int tile) { return loaded + tile % C::kStages * 8; };
-  const auto prob_of = [&](int tile) { return probs + tile % 2 * (C::kProbBytes / int(sizeof(T))); };
-  const auto factors_of = [&](int tile) { return factors + tile % 2 * C::kRows; };
+  const uint32_t moved = stages + C::kMovedAt;
+  const auto stage_of = [&](uint32_t tile) { return stages + tile % C::kStages * C::kStageBytes; };
+  const auto loaded_of = [&](uint32_t tile) { return loaded + tile % C::kStages * 8; };
+  const auto prob_of = [&](uint32_t tile) { return probs + tile % 2 * (C::kProbBytes / int(sizeof(T))); };
+  const auto factors_of = [&](uint32_t tile) { return factors + tile % 2 * C::kRows; };
+
+  // The second half of the warps has fewer rows where those don't divide evenly: softmax begins there.
+  const int eight = (warp + kWarps / 2) % kWarps;
+  const bool has_rows = eight < C::kN8, copies = eight >= kWarps - C::kLoaders;
 
   if (!writes_directly(p)) launch_dependents();
-  KvLoader<T, C> loader(p, req, range, smem + C::kSlotsAt, warp, lane);
-  loader.load_slots(0);
+  KvLoader<T, C> loader(p, req, range, smem + C::kSlotsAt, eight - (kWarps - C::kLoaders), lane);
+  loader.load_slot(0, threadIdx.x);
   Scores<T, C> score(warp, lane);
   const RowPlace place(p, req);
-  score.load_queries(p, req, place, row0);  // in flight while the first slots arrive
+  score.load_queries(p, req, place, row0, smem + C::kQueriesAt);  // in flight while the first slots arrive
   if (threadIdx.x == 0) {
 #pragma unroll
-    for (int i = 0; i < C::kStages; ++i) mbarrier_init(loaded + 8 * i, kThreads);
+    for (int i = 0; i < C::kStages; ++i) mbarrier_init(loaded + 8 * i, 32 * C::kLoaders);
+    mbarrier_init(scores_ready, kWarps);
+    mbarrier_init(probs_ready, C::kN8);
+    store_shared(moved, -2);
   }
+  // P(-1) is zero: the step before the first tile adds nothing.
+  for (int i = threadIdx.x; i < C::kProbBytes / 8; i += kThreads) reinterpret_cast<uint2*>(prob_of(1))[i] = {0, 0};
   if (threadIdx.x < C::kRows) {
     const int row = min(row0 + int(threadIdx.x), req.rows - 1);
     table[threadIdx.x].out = place.at(row, p.out_stride_t, p.out_stride_h);
@@ -91,60 +104,89 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   }
   cp_async_wait_all();
   __syncthreads();
+  if (copies) {
 #pragma unroll 1
-  for (int i = 0; i < min(tiles, C::kStages); ++i) loader.load_tile(i, stage_of(i), loaded_of(i));
+    for (int i = 0; i < min(tiles, C::kStages); ++i) loader.load_tile(i, stage_of(i), loaded_of(i));
+  }
 
-  // The second half of the warps has fewer rows where those don't divide evenly: softmax begins there.
-  const int eight = (warp + kWarps / 2) % kWarps;
-  const bool has_rows = eight < C::kN8;
   const Logits logits(p);
   Softmax<T, C> softmax(eight, lane);
   // Tiles from here on reach past the prefix or the end; of those before, all is visible.
   const int first_masked = uniform(max(min(range.end, req.len.prefix) - range.begin, 0) / C::kTile);
   Values<T, C> values(warp, lane);
-  bool moved = false;
+  // P of a tile is there, and its first fragments with it; true where what was summed before needs new factors.
+  const auto wait_for_probs = [&](int tile, uint32_t prob) {
+    mbarrier_wait(probs_ready, tile & 1);
+    values.load_probs(prob, 0);
+    return __any_sync(0xffffffffu, load_shared(moved) == tile);
+  };
 
-  for (int t = 0;; ++t) {
-    const int pos = range.begin + t * C::kTile;
-    const bool masked = t >= first_masked;
-    uint64_t seen = 0;
-    if (t < tiles) {
-      if (masked && has_rows) {
-        const Mask mask(p, req, opaque(split.b));
-        seen = mask.window(table[softmax.row].node, req.n, pos - req.len.prefix) & low_bits(range.end - pos);
-      }
-      mbarrier_wait(loaded_of(t), t / C::kStages % 2);
-      score.multiply(stage_of(t));
-    }
-    const bool rescale = __syncthreads_or(moved);
-    if (t < tiles) {
-      score.store(scores);
-      if (!has_rows) barrier_arrive(kScoresReady, kThreads);
-    }
+  uint32_t stage = stages, before = stages;  // tiles t and t - 1; at first, the step adds 0 times tile 0
+  uint32_t prob = smem_address(prob_of(1));  // P(t - 1)
+  mbarrier_wait(loaded, 0);
+  score.load_first(stage);
+#pragma unroll 1
+  for (int t = 0; t < tiles; ++t) {
+    const bool special = t >= first_masked || logits.has_cap;
+    score.multiply(stage);
+    values.template load<0>(before);
+    if (C::kSharedSteps == 0) values.template load<1>(before);
+    const bool rescale = wait_for_probs(t - 1, prob);
+    score.store(scores);
+    mbarrier_arrive_warp(scores_ready, lane);
+    if (C::kSharedSteps > 0) values.template load<1>(before);  // now that the scores leave room for it
     if (rescale) values.scale(factors_of(t + 1));  // by 1 would change no bit, so leaving it out does not either
 
-    const bool on = t > 0;
-    const uint32_t stage = stage_of(t + C::kStages - 1);  // of tile t - 1
-    const uint32_t prob = smem_address(prob_of(t + 1));   // P(t - 1)
-    values.template load<0>(stage, prob);
-    values.template multiply<0>(on);
-    const int next = t - 2 + C::kStages;
-    if (t >= 2 && next < tiles) loader.load_tile(next, stage_of(next), loaded_of(next));
-    if (t < tiles && has_rows) {
-      barrier_sync(kScoresReady, kThreads);
+    values.template multiply<0>();
+    values.template load_more_probs<0>(prob);
+    values.template load<2>(before);
+    const int next = uniform(t - 2 + C::kStages);
+    const bool has_next = copies && t >= 2 && next < tiles;
+    const uint32_t following = min(t + 1, tiles - 1);
+    const uint32_t following_loaded = kept(loaded_of(following)), parity = kept(following / C::kStages % 2);
+    values.template multiply<1>();
+    values.template load_more_probs<1>(prob);
+    values.template load<3>(before);
+    before = stage;
+    stage = kept(stage_of(following));
+    prob = kept(smem_address(prob_of(t)));
+    mbarrier_wait(scores_ready, t % 2);
+    if (has_rows) {
       float x[4 * C::kK16];
       softmax.gather(scores, x);
-      values.template load<1>(stage, prob);
-      softmax.scale(logits, x);
-      if (masked) softmax.hide(seen, x);
-      moved = softmax.update(x, prob_of(t), factors_of(t));
-      values.template multiply<1>(on);
+      values.template multiply<2>();
+      float scale = logits.scale;
+      if (special) {
+        const int pos = range.begin + t * C::kTile;
+        uint64_t seen = ~uint64_t(0);
+        if (t >= first_masked) {
+          const Mask mask(p, req, opaque(split.b));
+          seen = mask.window(table[softmax.row].node, req.n, pos - req.len.prefix) & low_bits(range.end - pos);
+        }
+        scale = softmax.special(logits, seen, x);
+      }
+      if (softmax.update(scale, x, prob_of(t), factors_of(t))) store_shared(moved, t);
+      values.template multiply<3>();
+      mbarrier_arrive_warp(probs_ready, lane);
     } else {
-      values.template load<1>(stage, prob);
-      values.template multiply<1>(on);
-      if (t == tiles) break;
+      values.template multiply<2>();
+      if (has_next) loader.load_tile(next, stage_of(next), loaded_of(next));
+      values.template multiply<3>();
     }
+    mbarrier_wait(following_loaded, parity);
+    score.load_first(stage);
   }
+  values.template load<0>(before);
+  values.template load<1>(before);
+  if (wait_for_probs(tiles - 1, prob)) values.scale(factors_of(tiles - 1));
+  values.template multiply<0>();
+  values.template load_more_probs<0>(prob);
+  values.template load<2>(before);
+  values.template multiply<1>();
+  values.template load_more_probs<1>(prob);
+  values.template load<3>(before);
+  values.template multiply<2>();
+  values.template multiply<3>();
 
   // The sums go through shared memory, so that a store covers a whole stretch of a row.
   const float total = softmax.total();
