@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates, marked as such, for a card nobody has measured: the RTX PRO 6000 Blackwell.
 
-The model: a block gets through its split one pass of the main loop after the other; a pass takes as long as its
-slowest resource (matrix products, instruction issue, shared memory), by the counts of the card's own machine code;
-blocks come in waves of one a multiprocessor; the batch cannot be read faster than memory allows. What the model leaves
-out (latencies, barriers, launch, merging the splits) is taken from a card that was measured: its time over its own
-model, shape by shape.
+The model: a block gets through its split 16 KV positions a pass, the shape for 99 KB of shared memory; a pass takes as
+long as its slower resource, matrix products or shared memory, by what the code issues in a pass (its products are those
+of the sm_120 machine code: tests/kernels/test_machine_code.py); blocks come in waves of one a multiprocessor; the batch
+cannot be read faster than memory allows. What the model leaves out (latencies, barriers, launch, merging the splits)
+is taken from a card that was measured: its time over its own model, shape by shape.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from treeverify.attention.plan import (
@@ -25,15 +25,39 @@ from treeverify.attention.plan import (
 )
 
 from . import roofline
-from .sass import MMA_MACS, Loop
 from .shapes import BASELINES, Shape
 from .store import Row
 
-Loops = Callable[[int], Loop]
-"""Main loop of the instance with a row tile."""
-ISSUE = 4
-"""Instructions a multiprocessor starts in a cycle, on every card from sm_80 on."""
+MMA_MACS = 16 * 8 * 16
+"""Multiply-adds of one mma.sync m16n8k16."""
 WARPS = 8
+POSITIONS = 16
+"""KV positions of a pass."""
+SLICES = 4
+"""Of the key dimension, whose partial scores meet in shared memory."""
+BANK_BYTES = 128
+"""Shared memory, in a cycle."""
+
+
+class Products(NamedTuple):
+    """mma.sync instructions of a warp in a pass."""
+
+    scores: int
+    values: int
+
+
+def products(tile: int) -> Products:
+    """Of a block of `tile` query rows: a slice of the scores for half of them, and 64 dimensions of the output."""
+    eights = tile // 8
+    return Products(KEY_DIM // 16 // SLICES * math.ceil(eights / 2), LATENT // 16 // WARPS * eights)
+
+
+def shared_bytes(tile: int) -> int:
+    """Bytes through shared memory in a pass: the copy, K for each half of the rows, V, partial scores both ways."""
+    element = roofline.ELEMENT
+    halves = 2 if tile > 8 else 1
+    kv = POSITIONS * ((1 + halves) * KEY_DIM + LATENT) * element
+    return kv + 2 * SLICES * tile * POSITIONS * 4
 
 
 class Card(NamedTuple):
@@ -69,43 +93,37 @@ class Model(NamedTuple):
     nsplit: int
 
 
-def model(card: Card, loops: Loops, shape: Shape) -> Model:
+def model(card: Card, shape: Shape) -> Model:
     """Time of a step on a card, nothing left out but what the module's text says."""
     tile = row_tile(shape.n * shape.heads, PORTABLE_ROW_TILE)
-    loop = loops(tile)
     cycles = {
-        "matrix products": loop.mma * WARPS * card.cycles_a_product,
-        "instruction issue": loop.all * WARPS / ISSUE,
-        "shared memory": loop.shared_cycles * WARPS,
+        "matrix products": sum(products(tile)) * WARPS * card.cycles_a_product,
+        "shared memory": shared_bytes(tile) / BANK_BYTES,
     }
     slowest = max(cycles, key=lambda name: cycles[name])
     nsplit = choose_nsplit(shape.bs, shape.n, shape.heads, card.sms, PORTABLE_ROW_TILE)
     blocks = shape.bs * row_blocks(shape.n, shape.heads, PORTABLE_ROW_TILE) * nsplit
     chunk = math.ceil((shape.kv + shape.n) / nsplit / CHUNK_UNIT) * CHUNK_UNIT
-    passes = chunk / loop.positions(WARPS, tile, KEY_DIM + LATENT)
+    passes = chunk / POSITIONS
     compute_us = math.ceil(blocks / card.sms) * passes * cycles[slowest] / card.clock_ghz / 1e3
     memory_us = roofline.work(shape.kv_tokens, shape.query_rows, 0).bytes / card.memory_gbs / 1e3
     return Model(max(compute_us, memory_us), slowest if compute_us > memory_us else "memory", nsplit)
 
 
-def rows(
-    loops: Loops, measured_loops: Loops, measured: Mapping[Shape, float], ceilings: Mapping[str, float]
-) -> list[Row]:
+def rows(measured: Mapping[Shape, float], ceilings: Mapping[str, float]) -> list[Row]:
     """An estimate for each baseline shape.
 
     Args:
-        loops: of the sm_120 code.
-        measured_loops: of the code that ran on the measured card.
-        measured: its microseconds, by shape.
-        ceilings: its rates.
+        measured: microseconds of the same shapes of the kernel on the measured card, by shape.
+        ceilings: that card's rates.
     """
     result: list[Row] = []
     for shape in BASELINES:
-        there = model(RTX_PRO_6000, loops, shape)
+        there = model(RTX_PRO_6000, shape)
         row: Row = {**shape._asdict(), "card": RTX_PRO_6000.name, "measured": False, "nsplit": there.nsplit,
                     "model_us": round(there.us, 1), "bound": there.bound, "estimate_us": None}  # fmt: skip
         if shape in measured:
-            here = model(h200(ceilings), measured_loops, shape)
+            here = model(h200(ceilings), shape)
             row["left_out_by_the_model"] = round(measured[shape] / here.us, 3)
             row["estimate_us"] = round(there.us * measured[shape] / here.us, 1)
         result.append(row)

@@ -44,9 +44,7 @@ def draw(find: Find, paths: Sequence[str], peers: Sequence[str], card: str, targ
     ]
 
 
-def _panels(
-    pyplot: Any, find: Find, impls: Sequence[str], field: str, title: str, target: Path, name: str
-) -> Path:
+def _panels(pyplot: Any, find: Find, impls: Sequence[str], field: str, title: str, target: Path, name: str) -> Path:
     figure, axes = pyplot.subplots(2, 3, figsize=(15, 8), sharex=True, sharey=field == "roofline")
     for axis, (bs, heads, n) in zip(axes.flat, LINES, strict=True):
         for impl in impls:

@@ -74,4 +74,3 @@ def rounded(row: Row) -> Row:
         return float(f"{value:.5g}") if math.isfinite(value) else None
 
     return {name: short(value) if isinstance(value, float) else value for name, value in row.items()}
-

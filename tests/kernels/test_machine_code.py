@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sass_counts
+from bench import estimate
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 
@@ -25,13 +26,13 @@ def counts(source: str, arch: str, folder: Path, *flags: str) -> dict[str, dict[
 
 
 def portable_products(rows: int, positions: int) -> int:
-    """Products of 16 x 8 x 16 in a warp's code, of a tile of `positions`.
+    """Products in a warp's code, of a tile of `positions`: those that the estimate for sm_120 counts on.
 
-    9 steps of 16 dimensions for the scores, of half the rows or half the positions; 64 dimensions of the output. The
-    code has half of the latter twice, with the softmax and without, and all of it once more behind the loop.
+    The code has half of the value products twice, with the softmax and without, and all of them once more behind the
+    loop.
     """
-    n8 = rows // 8
-    return 9 * positions // 16 * -(-n8 // 2) + 4 * positions // 16 * n8 * 5 // 2
+    scores, values = estimate.products(rows)
+    return positions // estimate.POSITIONS * (scores + values * 5 // 2)
 
 
 @pytest.mark.parametrize("rows", [8, 48])
