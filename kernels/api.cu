@@ -72,6 +72,7 @@ constexpr Set kSets[] = {
 constexpr int kSetCount = sizeof(kSets) / sizeof(kSets[0]);
 static_assert(kKernels[kWide - 1].row_tile == tv::portable::kMaxRowTile);
 
+constexpr int kMaxRequestRows = 1 << 20;  // query rows of a request: exact in a float
 constexpr int kMaxDevices = 64;
 constexpr int kMaxGridY = 65535;
 constexpr int kMaxPlannedSplits = 1024;
@@ -163,6 +164,11 @@ cudaError_t launch(int index, dim3 grid, dim3 block, const Params* params, void*
 bool is_launchable(const TvVerifyParams& p) {
   if (p.bs < 0 || p.max_q < 1 || p.heads < 1 || p.dtype < TV_BF16 || p.dtype > TV_FP16) return false;
   if (p.splits < p.bs || p.splits >= kMaxGridY) return false;
+  if (int64_t(p.max_q) * p.heads > kMaxRequestRows || int64_t(p.tokens) * p.heads > INT32_MAX) return false;
+  for (const int64_t stride : {p.q_nope_stride_t, p.q_nope_stride_h, p.q_pe_stride_t, p.q_pe_stride_h, p.kv_stride,
+                               p.out_stride_t, p.out_stride_h}) {
+    if (stride < 0 || stride > INT32_MAX) return false;
+  }
   if (p.splits > p.bs && reinterpret_cast<uintptr_t>(p.workspace) % 16) return false;
   if (p.bs == 0) return p.splits == 0;
   if (p.split_indptr != nullptr) return p.splits <= kMaxPlannedSplits;

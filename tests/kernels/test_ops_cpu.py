@@ -88,6 +88,11 @@ def test_bad_arguments_are_named(change, message):
         case.run()
 
 
+def test_too_many_heads_are_named():
+    with pytest.raises(ValueError, match="129 heads are not within 1 .. 128"):
+        cases.make_case([4], 1, 129, device="cpu").run()
+
+
 def test_prep_refuses_foreign_dtypes():
     args = [torch.zeros(2, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)]
     out = [torch.zeros(2, dtype=torch.int32), torch.zeros(8, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)]

@@ -18,6 +18,7 @@ from .plan import (
     KEY_DIM,
     LATENT,
     MAX_GRID_SPLITS,
+    MAX_HEADS,
     MAX_PLANNED_SPLITS,
     MAX_Q,
     MAX_SPLITS,
@@ -250,6 +251,8 @@ def _verify_problems(a: VerifyArgs) -> Iterator[str]:
         yield f"kv_buffer rows hold {a.kv_buffer.shape[-1]}, expected {KEY_DIM}"
     if not 1 <= a.max_q <= MAX_Q:
         yield f"draft width {a.max_q} is not within 1 .. {MAX_Q}"
+    if not 1 <= heads <= MAX_HEADS:
+        yield f"{heads} heads are not within 1 .. {MAX_HEADS}"
     yield from _split_problems(a)
     if not abi.PATH_AUTO <= a.path <= abi.PATH_NARROW:
         yield f"path {a.path} is not within {abi.PATH_AUTO} .. {abi.PATH_NARROW}"
