@@ -28,11 +28,14 @@ def main() -> int:
         note("\n  ".join([f"error: {error.message}", *error.details]))
         return error.exit_code
     tools = python.parent
-    cuda = [str(path) for path in sorted(CHECKOUT.kernels.rglob("*")) if path.suffix in SUFFIXES]
+    folders = (CHECKOUT.kernels, CHECKOUT.root / "tests" / "kernels" / "emulator")
+    files = [path for folder in folders for path in sorted(folder.rglob("*"))]
+    sources = [path for path in files if path.suffix in (*SUFFIXES, ".cpp")]
+    style = f"--style=file:{CHECKOUT.kernels / '.clang-format'}"
     commands: list[list[str | Path]] = [
         [tools / "ruff", "check", "."],
         [tools / "mypy"],
-        [tools / "clang-format", "--dry-run", "--Werror", *cuda],
+        [tools / "clang-format", "--dry-run", "--Werror", style, *sources],
     ]
     failed = [Path(command[0]).name for command in commands if subprocess.run(command, cwd=CHECKOUT.root).returncode]
     if failed:

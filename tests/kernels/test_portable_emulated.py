@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The portable verify kernel's own code on an emulated block (emulator/machine.h says what is real), against float64.
+
+For machines without a GPU. What it can't see, tests/gpu does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+import platform
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from treeverify.attention import abi, cases, ops, plan, reference
+
+SOURCE = Path(__file__).resolve().parent / "emulator"
+KERNELS = SOURCE.parents[2] / "kernels"
+LIMIT = 5e-3
+SEEDS = range(6)
+INSTANCES = [
+    ("Narrow<8>", torch.bfloat16),
+    ("Narrow<40>", torch.bfloat16),
+    ("Narrow<48>", torch.bfloat16),
+    ("Wide<48>", torch.bfloat16),
+    ("Narrow<40>", torch.float16),
+]
+
+
+def cuda_headers() -> str:
+    """The folder of CUDA's headers, as nvcc itself says: the one on PATH may be a script that calls another."""
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc on PATH, for the headers it comes with")
+    steps = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=True)
+    found = re.search(r'INCLUDES="-I([^"]+)"', steps.stderr)
+    assert found, f"nvcc --dryrun names no include folder:\n{steps.stderr}"
+    return found[1]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernel built by g++, with the emulator's instructions in place of PTX."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the emulator switches its fibers in x86-64 assembly")
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler, "these tests need g++ (Debian: apt-get install g++)"
+    target = tmp_path_factory.mktemp("emulator") / "emulator.so"
+    flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC", "-shared"]
+    folders = [f"-I{SOURCE}", f"-I{KERNELS}", "-isystem", cuda_headers()]
+    subprocess.run([compiler, *flags, *folders, str(SOURCE / "launch.cpp"), "-o", str(target)], check=True)
+    lib = ctypes.CDLL(str(target))
+    lib.tv_emulate.restype = ctypes.c_char_p
+    lib.tv_emulate.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64, ctypes.c_bool]
+    return lib
+
+
+Run = Callable[..., torch.Tensor]
+
+
+@pytest.fixture
+def run(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """run(case, instance, order=0, waits_hold=True): the output, splits merged; `order` seeds that of the warps."""
+
+    def run(case: cases.Case, instance: str, order: int = 0, waits_hold: bool = True) -> torch.Tensor:
+        def launch(what: str, params: ctypes.Structure, device: torch.device) -> None:
+            assert what == "mla_verify"
+            pool = case.pool.nbytes
+            error = library.tv_emulate(ctypes.byref(params), instance.encode(), pool, order, waits_hold)
+            assert error is None, error.decode()
+
+        # On the CPU the op is the reference: take the checks and the parameters that it has on CUDA.
+        monkeypatch.setattr(ops, "mla_verify", ops._verify_cuda)
+        monkeypatch.setattr(ops, "_launch", launch)
+        case.poison()
+        case.run()
+        return merged(case, library)
+
+    return run
+
+
+def merged(case: cases.Case, library: ctypes.CDLL) -> torch.Tensor:
+    """What the combine kernel makes of it, in float64: the output where a request has one split, else of its splits."""
+    out, heads = case.out.double(), case.out.shape[1]
+    splits = case.splits or case.bs * case.nsplit
+    if plan.workspace_floats(case.bs, case.n, heads, splits) == 0:
+        return out
+    rows = case.n * heads
+    parts = case.workspace[: splits * rows * plan.LATENT].view(splits, case.n, heads, plan.LATENT).double()
+    lse = case.workspace[splits * rows * plan.LATENT :][: splits * rows].view(splits, case.n, heads, 1).double()
+    tokens, shares = case.qo_indptr.tolist(), case.split_indptr
+    for i in range(case.bs):
+        b = i if shares is None else int(shares[case.bs + 1 + i])
+        first, end = (i * case.nsplit, (i + 1) * case.nsplit) if shares is None else shares[i : i + 2].tolist()
+        active, width = library.tv_active_splits(case.kv_lens[b], end - first), tokens[b + 1] - tokens[b]
+        if active > 1:
+            mine = slice(first, first + active), slice(width)
+            assert not lse[mine].isnan().any(), "every active split leaves its log-sum-exp"
+            weights = torch.softmax(lse[mine] * math.log(2), 0).nan_to_num(0)  # a row that sees nothing gives 0 / 0
+            out[tokens[b] : tokens[b + 1]] = (weights * parts[mine]).sum(0)
+    return out[: tokens[case.bs]]  # combine zeroes the others
+
+
+def check(case: cases.Case, out: torch.Tensor) -> None:
+    """Compares the rows of `out` [<= T, H, 512] with the reference."""
+    if len(out):
+        assert reference.worst_row_error(out, case.expected()[: len(out)]) <= LIMIT
+
+
+def draw_case(seed: int, rows: int, dtype: torch.dtype) -> cases.Case:
+    """Any layout, index width and mask form, one to some splits or a plan; up to three blocks of 40 rows."""
+    draw = random.Random(f"{seed} {rows} {dtype}")
+    n, heads = draw.choice([1, 2, 5, 9, 13]), draw.choice([1, 2, 3, 5, 8])
+    two_source = draw.random() < 0.5
+    planned = draw.random() < 0.3
+    case = cases.make_case(
+        [draw.choice([0, 1, 63, 64, draw.randrange(200)]) for _ in range(draw.randint(1, 2))],
+        n,
+        heads,
+        dtype=dtype,
+        device="cpu",
+        seed=seed,
+        mask_kind=draw.choice([abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN]),
+        two_source=two_source,
+        index_dtype=draw.choice([torch.int32, torch.int64]),
+        qo_dtype=draw.choice([torch.int32, torch.int64]),
+        nsplit=draw.choice([1, 1, 2, 4]),
+        padded=0 if two_source else draw.randrange(2),
+        extra_tokens=draw.randrange(3),
+        logit_cap=draw.choice([0.0, 0.0, 3.0]),
+    )
+    case.q_nope.mul_(draw.choice([1, 1, 20]))  # a row's maximum then grows enough to scale what was summed before
+    if case.mask_kind == abi.MASK_PACKED and case.mask is not None:
+        case.mask |= -1 << n  # bits past the tree mean nothing
+    return dataclasses.replace(case, splits=case.bs + draw.randrange(5)) if planned and not two_source else case
+
+
+def rows_of(instance: str) -> int:
+    return int(instance.strip("NarowWide<>"))
+
+
+def test_the_draws_reach_every_form():
+    drawn = [draw_case(seed, rows_of(instance), dtype) for instance, dtype in INSTANCES for seed in SEEDS]
+    assert {case.mask_kind for case in drawn} == {abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN}
+    for form in (
+        {case.out_cache_loc is None for case in drawn},
+        {case.kv_indices.dtype == torch.int32 for case in drawn},
+        {case.qo_indptr.dtype == torch.int32 for case in drawn},
+        {case.splits > 0 for case in drawn},
+        {case.nsplit > 1 for case in drawn},
+        {case.logit_cap > 0 for case in drawn},
+        {0 in case.kv_lens for case in drawn},
+        {float(case.q_nope.std()) > 2 for case in drawn},
+        {case.q_nope.shape[0] > case.bs * case.n for case in drawn},
+    ):
+        assert form == {False, True}
+
+
+@pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_steps(run, instance, dtype, seed):
+    case = draw_case(seed, rows_of(instance), dtype)
+    check(case, run(case, instance, order=seed))
+
+
+@pytest.mark.parametrize("nsplit", [1, 3])
+@pytest.mark.parametrize("widths", [[6, 0, 9], [0, 0, 0]])
+@pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
+def test_draft_widths_may_differ(run, instance, dtype, widths, nsplit):
+    prefixes = [100, 0, 150]
+    case = cases.make_case(prefixes, 9, 3, dtype=dtype, device="cpu", nsplit=nsplit)
+    case.kv_lens = [p + w for p, w in zip(prefixes, widths, strict=True)]
+    case.qo_indptr = torch.tensor([0, *widths]).cumsum(0)
+    case.kv_indptr = torch.tensor([0, *case.kv_lens]).cumsum(0).int()
+    check(case, run(case, instance))
+
+
+@pytest.mark.parametrize("n", [4, 70])
+@pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
+def test_a_row_that_sees_nothing_is_zero(run, instance, dtype, n):
+    """The wider tree has two splits, and a mask of two words a row."""
+    case = cases.make_case([0], n, 1, dtype=dtype, device="cpu", nsplit=2)
+    case.visible[0, 2] = False
+    case.mask = reference.pack_mask(case.visible)
+    out = run(case, instance)
+    check(case, out)
+    assert not out[2].any()
+
+
+@pytest.mark.parametrize("nsplit", [1, 2])
+@pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
+def test_the_order_of_warps_changes_no_bit(run, instance, dtype, nsplit):
+    """A context that wraps around the table of slots, and the stages many times."""
+    case = cases.make_case([40, 700], 7, 8, dtype=dtype, device="cpu", nsplit=nsplit)
+    first = run(case, instance)
+    check(case, first)
+    for order in (1, 2):
+        assert torch.equal(run(case, instance, order), first)
+
+
+@pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
+def test_a_dropped_mask_fails_the_same_check(run, instance, dtype):
+    case = cases.make_case([64, 90], 12, 4, dtype=dtype, device="cpu", nsplit=2)
+    check(case, run(case, instance))
+    case.mask_kind = abi.MASK_NONE
+    assert reference.worst_row_error(run(case, instance), case.expected()) > 10 * LIMIT
+
+
+@pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
+def test_waits_that_do_not_wait_fail_the_same_check(run, instance, dtype):
+    """Within a batch of slots, so that no slot is read before it is there: it would lead anywhere."""
+    case = cases.make_case([200], 5, 8, dtype=dtype, device="cpu", nsplit=1)
+    check(case, run(case, instance))
+    with pytest.raises(AssertionError):
+        check(case, run(case, instance, waits_hold=False))
