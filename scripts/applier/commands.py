@@ -48,7 +48,9 @@ def apply(options: Namespace) -> int:
         choose_arches(options.arch)  # says what is wrong before anything is fetched
     target = _target(options, make=True)
     _require_writable(target)
-    plan = _planned(target, options)
+    with _writing(target.tree):  # what was seen so far may have been another run's half-way state
+        target = _inspected(target.tree, target.release.pin)
+        plan = _planned(target, options)
     kernels = _kernels(options, target.state)
     with _writing(target.tree):
         changed = journal.carry_out(target.tree, apply_changes(target.release, plan, kernels))
