@@ -123,12 +123,6 @@ struct Mask {
     }
     return bits;
   }
-
-  __device__ __forceinline__ bool visible(int i, int j) const {
-    if (kind == TV_MASK_NONE) return j <= i;
-    if (kind == TV_MASK_PACKED) return packed_bit(words + int64_t(i) * row_words, j);
-    return bytes[i * stride + j] != 0;
-  }
 };
 
 // Partial results of split `slot` (counted over all requests), row `row` of its request: [splits, max_q * heads, 512]
