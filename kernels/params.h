@@ -64,7 +64,7 @@ typedef struct TvPrepParams {
   const int32_t* req_to_token;      // [rows, row_stride]
   const int64_t* req_pool_indices;  // [>= raw_bs]
   const void* seq_lens;             // [>= raw_bs] prefix lengths, int32 or int64
-  const void* custom_mask;          // bytes (FULL or QLEN) or null
+  const void* custom_mask;          // bytes (FULL or QLEN), uint64 [>= raw_bs, n, ceil(n / 64)] (PACKED) or null
   int32_t* kv_indptr;               // [bs + 1]
   void* kv_indices;                 // unified layout, int32 or int64
   uint64_t* packed_mask;            // [bs, n, ceil(n / 64)]

@@ -41,6 +41,16 @@ __device__ __forceinline__ void copy_slots(const TvPrepParams& p, int b, int64_t
   for (int i = blockIdx.x * kPrepThreads + threadIdx.x; i < len; i += gridDim.x * kPrepThreads) dst[i] = src[i];
 }
 
+// Packed words are copied as they are; padding is causal.
+__device__ __forceinline__ void copy_mask(const TvPrepParams& p, int b) {
+  const int words = mask_words(p.n);
+  const int64_t base = int64_t(b) * p.n * words;
+  const uint64_t* src = static_cast<const uint64_t*>(p.custom_mask) + base;
+  for (int at = threadIdx.x; at < p.n * words; at += kPrepThreads) {
+    p.packed_mask[base + at] = b < p.raw_bs ? src[at] : causal_word(at / words, at % words);
+  }
+}
+
 // One warp a row: two ballots make a word. A mask that does not lie inside its tensor counts as none: causal.
 __device__ __forceinline__ void pack_mask(const TvPrepParams& p, int b, int64_t start, int len) {
   ByteMask m = {0, 0, false};
@@ -72,7 +82,11 @@ extern "C" __global__ void __launch_bounds__(tv::kPrepThreads) tv_prep(const __g
       if (b == 0) p.kv_indptr[0] = 0;
       p.kv_indptr[b + 1] = int32_t(start + len);
     }
-    tv::pack_mask(p, b, start, len);
+    if (p.mask_kind == TV_MASK_PACKED) {
+      tv::copy_mask(p, b);
+    } else {
+      tv::pack_mask(p, b, start, len);
+    }
   }
   if (b >= p.raw_bs) return;  // SGLang leaves stale request numbers there
   if (p.kv_index_bytes == 8) {

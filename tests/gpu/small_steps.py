@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "overlay" / "srt"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "overlay" / "srt"), str(ROOT / "tests" / "support")]
 
+import tree_cases  # noqa: E402
 from treeverify.attention import abi, cases, ops, paths  # noqa: E402
+from treeverify.ddtree import head_ops  # noqa: E402
+from treeverify.ddtree import ops as tree_ops  # noqa: E402
 
 WIDTHS = [(n, 8) for n in range(1, 10)] + [(13, 8)]
 """Draft tokens and heads: every row tile of both paths, and more rows than any holds."""
@@ -30,7 +34,7 @@ def verify_steps(path: int) -> None:
         cases.make_case([1500, 70], 3, 8, nsplit=nsplit, path=path).run()
 
 
-def prep_step() -> None:
+def prep_steps() -> None:
     mask = torch.ones(5 * (40 + 5), dtype=torch.bool, device="cuda")
     table = torch.arange(90, dtype=torch.int32, device="cuda").view(2, 45)
     indptr, indices = (
@@ -40,11 +44,32 @@ def prep_step() -> None:
     lens, rows = torch.tensor([40], device="cuda"), torch.tensor([1, 2**40, 0], device="cuda")
     packed = torch.zeros(15, dtype=torch.int64, device="cuda")
     ops.mla_prep(table, rows, lens, mask, abi.MASK_FULL, 1, 3, 5, indptr, indices, packed)
+    ops.mla_prep(table, rows, lens, packed[:5].clone(), abi.MASK_PACKED, 1, 3, 5, indptr, indices, packed)
+
+
+def tree_steps() -> None:
+    for kind, ranks, n in (("halves", 15, 16), ("random", 63, 64), ("halves", 80, 130), ("nan", 3, 40)):
+        tree = tree_cases.build_args(tree_cases.logprobs(kind, 3, 7, ranks), n, device="cuda")
+        tree_ops.tree_build(*tree)
+        tree_ops.tree_walk(*tree_cases.walk_args(tree))
+
+
+def head_step() -> None:
+    """Vectors that end with the vocabulary or past it, ties beyond what is ranked, k beyond a slice's logits."""
+    for dtype in head_ops.DTYPES:
+        for vocab, k in ((9_000, 63), (9_001, 255), (8_200, 15)):
+            logits = torch.randn(3, vocab, device="cuda").to(dtype)
+            logits[1] = 1
+            lists = torch.zeros(3, 2, k + 1, dtype=torch.int64, device="cuda")
+            head_ops.topk_lists(logits, 0, lists)
+            result = torch.zeros(3, k, dtype=torch.int64, device="cuda"), torch.zeros(3, k, device="cuda")
+            head_ops.topk_merge(lists[None], *result)
 
 
 if __name__ == "__main__":
     for target in paths.testable(torch.device("cuda")):
         verify_steps(target.path)
-    prep_step()
+    prep_steps()
+    tree_steps()
     torch.cuda.synchronize()
     print("small steps: done")

@@ -22,7 +22,7 @@ def buffers(bs: int, n: int, tokens: int, index_dtype: torch.dtype, device: str)
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("seq_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("kind", [abi.MASK_NONE, abi.MASK_FULL, abi.MASK_QLEN])
+@pytest.mark.parametrize("kind", [abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN])
 @pytest.mark.parametrize(
     ("lens", "n", "padded"),
     [([0], 1, 0), ([9, 0, 4], 6, 2), ([5000, 1], 64, 1), ([17, 300, 2], 65, 0), ([3] * 300, 9, 212)],
@@ -32,7 +32,7 @@ def test_matches_the_cpu(lens, n, padded, kind, seq_dtype, index_dtype):
     table = torch.randperm((real + 2) * width).int().view(real + 2, width)
     rows = torch.cat([torch.randperm(real + 2)[:real], torch.full((padded,), 2**40)])
     trees = cases.random_trees(real, n, torch.Generator().manual_seed(n), "cpu")
-    mask = cases.byte_mask(trees, lens if kind == abi.MASK_FULL else [0] * real, torch.bool) if kind else None
+    mask = cases.prep_mask(kind, trees, lens)
     results = []
     for device in ("cpu", "cuda"):
         out = buffers(bs, n, sum(lens) + n * real, index_dtype, device)

@@ -48,16 +48,14 @@ def test_a_mask_that_leaves_its_tensor_is_causal():
     assert reference.worst_row_error(after, whole.expected()) < 4e-3
 
 
-@pytest.mark.parametrize("kind", [abi.MASK_NONE, abi.MASK_FULL, abi.MASK_QLEN])
+@pytest.mark.parametrize("kind", [abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN])
 @pytest.mark.parametrize("seq_dtype", [torch.int32, torch.int64])
 def test_prep(kind, seq_dtype):
     n, real, bs = 6, 3, 5
     lens, table = [9, 0, 4], torch.randperm(7 * 40).int().view(7, 40)
     rows = torch.tensor([2, 6, 0, 999, -1])  # padding rows hold stale numbers and must not be followed
     trees = cases.random_trees(real, n, torch.Generator().manual_seed(1), "cpu")
-    mask = None
-    if kind != abi.MASK_NONE:
-        mask = cases.byte_mask(trees, lens if kind == abi.MASK_FULL else [0] * real, torch.bool)
+    mask = cases.prep_mask(kind, trees, lens)
     indptr, indices = torch.full((bs + 2,), -7, dtype=torch.int32), torch.full((100,), -7, dtype=torch.int32)
     packed = torch.full((bs, n, 1), -7)
     ops.mla_prep(table, rows, torch.tensor(lens, dtype=seq_dtype), mask, kind, real, bs, n, indptr, indices, packed)
@@ -101,6 +99,12 @@ def test_prep_refuses_foreign_dtypes():
         ops.mla_prep(args[0], args[1].int(), args[2], None, 0, 1, 1, 4, *out)
     with pytest.raises(ValueError, match="mask_kind 2 needs a custom_mask"):
         ops.mla_prep(*args, None, 2, 1, 1, 4, *out)
+    with pytest.raises(ValueError, match=r"custom_mask is torch\.bool, expected 64-bit words for kind 1"):
+        ops.mla_prep(*args, torch.ones(4, dtype=torch.bool), 1, 1, 1, 4, *out)
+    with pytest.raises(ValueError, match=r"custom_mask is torch\.int64, expected bool or uint8 for kind 3"):
+        ops.mla_prep(*args, torch.ones(16, dtype=torch.int64), 3, 1, 1, 4, *out)
+    with pytest.raises(ValueError, match="custom_mask has 3 entries, expected at least 4"):
+        ops.mla_prep(*args, torch.ones(3, dtype=torch.int64), 1, 1, 1, 4, *out)
 
 
 def test_fakes_trace_without_running():

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What CUDA C++ adds to C++, as far as the kernel's headers use it.
+// What CUDA C++ adds to C++, as far as the kernels' headers use it. CUDA's own headers, where needed, come before it.
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cmath>
 
@@ -36,6 +33,9 @@ To same_bits(From x) {
   memcpy(&to, &x, sizeof to);
   return to;
 }
+
+inline uint32_t __float_as_uint(float x) { return same_bits<uint32_t>(x); }
+inline float __uint_as_float(uint32_t x) { return same_bits<float>(x); }
 
 // Each lane brings its value and the lane it wants to hear from.
 template <typename T>
@@ -73,7 +73,33 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
 }
 inline int __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
 
+template <typename Reduce>
+unsigned reduce(const char* what, unsigned mine, Reduce work) {
+  emulator::together(what, &mine, [work](void** lanes) {
+    unsigned all = *static_cast<unsigned*>(lanes[0]);
+    for (int i = 1; i < 32; ++i) all = work(all, *static_cast<unsigned*>(lanes[i]));
+    for (int i = 0; i < 32; ++i) *static_cast<unsigned*>(lanes[i]) = all;
+  });
+  return mine;
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned mine) {
+  return reduce("redux.max", mine, [](unsigned a, unsigned b) { return a > b ? a : b; });
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned mine) {
+  return reduce("redux.min", mine, [](unsigned a, unsigned b) { return a < b ? a : b; });
+}
+
 inline void __syncwarp() {
   emulator::together("syncwarp", nullptr, [](void**) {});
 }
 inline void __syncthreads() { emulator::block_barrier(0, emulator::kThreads); }
+inline int __syncthreads_or(bool mine) {
+  static int any;
+  if (threadIdx.x == 0) any = 0;
+  __syncthreads();
+  any |= mine;
+  __syncthreads();
+  const int found = any;
+  __syncthreads();
+  return found;
+}

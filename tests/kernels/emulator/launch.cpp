@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The entry to the emulator (machine.h): a launch of one instance of the portable verify kernel, block after block.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cuda_cpp.h"
 #include "portable/verify.cuh"
 #include "schedule.h"

@@ -97,6 +97,15 @@ def byte_mask(visible: torch.Tensor, prefixes: Sequence[int], dtype: torch.dtype
     return torch.cat(rows).to(dtype)
 
 
+def prep_mask(kind: int, visible: torch.Tensor, prefixes: Sequence[int]) -> torch.Tensor | None:
+    """The custom_mask of mla_prep that means the trees `visible`, in form abi.MASK_*; none for MASK_NONE."""
+    if kind == abi.MASK_NONE:
+        return None
+    if kind == abi.MASK_PACKED:
+        return reference.pack_mask(visible)
+    return byte_mask(visible, prefixes if kind == abi.MASK_FULL else [0] * len(prefixes), torch.bool)
+
+
 def make_case(
     prefixes: Sequence[int],
     n: int,

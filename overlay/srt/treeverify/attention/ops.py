@@ -7,13 +7,14 @@ so that the patched backends run, and are tested, on machines without a GPU.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from . import abi, reference
+from .checks import INDEX_BYTES, check, not_dense, not_index, not_typed, too_short
+from .launch import launch
 from .plan import (
     KEY_DIM,
     LATENT,
@@ -30,7 +31,6 @@ from .plan import (
 )
 
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1}
-_INDEX_BYTES = {torch.int32: 4, torch.int64: 8}
 
 
 class PrepArgs(NamedTuple):
@@ -39,8 +39,8 @@ class PrepArgs(NamedTuple):
     req_to_token: torch.Tensor  # int32 [rows, context]
     req_pool_indices: torch.Tensor  # int64 [>= raw_bs]
     seq_lens: torch.Tensor  # int32 or int64 [>= raw_bs], prefix lengths without drafts; cut at the row's width
-    custom_mask: torch.Tensor | None  # bool or uint8, flat
-    mask_kind: int  # abi.MASK_NONE (causal), MASK_FULL or MASK_QLEN
+    custom_mask: torch.Tensor | None  # bool or uint8, flat; 64-bit words [>= raw_bs, n, ceil(n / 64)] where PACKED
+    mask_kind: int  # abi.MASK_*; MASK_NONE is causal
     raw_bs: int  # real requests; raw_bs .. bs are padding and get length 0
     bs: int
     n: int  # draft tokens a request
@@ -102,54 +102,17 @@ _lib.define(
 _lib.define("mla_plan(Tensor kv_indptr, int bs, int splits, Tensor(a!) split_indptr) -> ()")
 
 
-def _check(problems: Iterator[str]) -> None:
-    """Raises ValueError with the first problem. Generators: a message is only made where something is wrong."""
-    for problem in problems:
-        raise ValueError(f"treeverify: {problem}")
-
-
-def _not_dense(**tensors: torch.Tensor | None) -> Iterator[str]:
-    """The kernels walk these by bare pointers: contiguous, and all on one device."""
-    device = None
-    for name, t in tensors.items():
-        if t is None:
-            continue
-        device = device or t.device
-        if not t.is_contiguous():
-            yield f"{name} has strides {t.stride()}, expected contiguous"
-        if t.device != device:
-            yield f"{name} is on {t.device}, expected {device}"
-
-
-def _not_index(**tensors: torch.Tensor) -> Iterator[str]:
-    for name, t in tensors.items():
-        if t.dtype not in _INDEX_BYTES:
-            yield f"{name} is {t.dtype}, expected int32 or int64"
-
-
-def _too_short(entries: int, **tensors: torch.Tensor | None) -> Iterator[str]:
-    for name, t in tensors.items():
-        if t is not None and t.numel() < entries:
-            yield f"{name} has {t.numel()} entries, expected at least {entries}"
-
-
-def _not_typed(dtype: torch.dtype, **tensors: torch.Tensor | None) -> Iterator[str]:
-    for name, t in tensors.items():
-        if t is not None and t.dtype != dtype:
-            yield f"{name} is {t.dtype}, expected {dtype}"
-
-
 def _prep_problems(a: PrepArgs) -> Iterator[str]:
     if not 0 <= a.raw_bs <= a.bs:
         yield f"raw_bs {a.raw_bs} is not within the batch size {a.bs}"
     if not 1 <= a.n <= MAX_Q:
         yield f"draft width {a.n} is not within 1 .. {MAX_Q}"
-    yield from _not_typed(torch.int32, req_to_token=a.req_to_token, kv_indptr=a.kv_indptr)
-    yield from _not_typed(torch.int64, req_pool_indices=a.req_pool_indices)
-    yield from _not_index(seq_lens=a.seq_lens, kv_indices=a.kv_indices)
+    yield from not_typed(torch.int32, req_to_token=a.req_to_token, kv_indptr=a.kv_indptr)
+    yield from not_typed(torch.int64, req_pool_indices=a.req_pool_indices)
+    yield from not_index(seq_lens=a.seq_lens, kv_indices=a.kv_indices)
     if a.req_to_token.stride(-1) != 1:
         yield "req_to_token must be contiguous along its rows"
-    yield from _not_dense(
+    yield from not_dense(
         kv_indptr=a.kv_indptr,
         kv_indices=a.kv_indices,
         packed_mask=a.packed_mask,
@@ -157,24 +120,27 @@ def _prep_problems(a: PrepArgs) -> Iterator[str]:
         seq_lens=a.seq_lens,
         custom_mask=a.custom_mask,
     )
-    yield from _too_short(a.raw_bs, req_pool_indices=a.req_pool_indices, seq_lens=a.seq_lens)
-    yield from _too_short(a.bs + 1, kv_indptr=a.kv_indptr)
-    yield from _too_short(a.bs * a.n * mask_words(a.n), packed_mask=a.packed_mask)
+    yield from too_short(a.raw_bs, req_pool_indices=a.req_pool_indices, seq_lens=a.seq_lens)
+    yield from too_short(a.bs + 1, kv_indptr=a.kv_indptr)
+    yield from too_short(a.bs * a.n * mask_words(a.n), packed_mask=a.packed_mask)
     if a.packed_mask.element_size() != 8:
         yield f"packed_mask is {a.packed_mask.dtype}, expected 64-bit words"
-    if a.mask_kind not in (abi.MASK_NONE, abi.MASK_FULL, abi.MASK_QLEN):
-        yield f"mask_kind {a.mask_kind} is not 0, 2 or 3"
+    if not abi.MASK_NONE <= a.mask_kind <= abi.MASK_QLEN:
+        yield f"mask_kind {a.mask_kind} is not within 0 .. 3"
     if a.mask_kind != abi.MASK_NONE and a.custom_mask is None:
         yield f"mask_kind {a.mask_kind} needs a custom_mask"
-    if a.custom_mask is not None and a.custom_mask.element_size() != 1:
-        yield f"custom_mask is {a.custom_mask.dtype}, expected bool or uint8"
+    packed = a.mask_kind == abi.MASK_PACKED
+    if a.custom_mask is not None and a.custom_mask.element_size() != (8 if packed else 1):
+        yield f"custom_mask is {a.custom_mask.dtype}, expected {_mask_dtype(packed)} for kind {a.mask_kind}"
+    if packed:
+        yield from too_short(a.raw_bs * a.n * mask_words(a.n), custom_mask=a.custom_mask)
 
 
 def _prep_cuda(*args: Any) -> None:
     a = PrepArgs(*args)
     if a.bs == 0:
         return
-    _check(_prep_problems(a))
+    check(_prep_problems(a))
     params = abi.PrepParams(
         req_to_token=a.req_to_token.data_ptr(),
         req_pool_indices=a.req_pool_indices.data_ptr(),
@@ -186,19 +152,19 @@ def _prep_cuda(*args: Any) -> None:
         row_stride=a.req_to_token.stride(0),
         kv_capacity=a.kv_indices.numel(),
         mask_numel=a.custom_mask.numel() if a.custom_mask is not None else 0,
-        seq_len_bytes=_INDEX_BYTES[a.seq_lens.dtype],
-        kv_index_bytes=_INDEX_BYTES[a.kv_indices.dtype],
+        seq_len_bytes=INDEX_BYTES[a.seq_lens.dtype],
+        kv_index_bytes=INDEX_BYTES[a.kv_indices.dtype],
         mask_kind=a.mask_kind,
         raw_bs=a.raw_bs,
         bs=a.bs,
         n=a.n,
     )
-    _launch("mla_prep", params, a.kv_indptr.device)
+    launch("mla_prep", params, a.kv_indptr.device)
 
 
 def _prep_cpu(*args: Any) -> None:
     a = PrepArgs(*args)
-    _check(_prep_problems(a))
+    check(_prep_problems(a))
     words, at, mask_at = mask_words(a.n), 0, 0
     packed = a.packed_mask.view(torch.int64).view(-1)[: a.bs * a.n * words].view(a.bs, a.n, words)
     a.kv_indptr[0] = 0
@@ -208,7 +174,11 @@ def _prep_cpu(*args: Any) -> None:
         if real:
             a.kv_indices[at : at + length] = a.req_to_token[a.req_pool_indices[b], :length]
         start, kind = torch.tensor([mask_at]), a.mask_kind if real else abi.MASK_NONE
-        packed[b] = reference.pack_mask(reference.request_mask(0, a.n, length - a.n, kind, a.custom_mask, start, a.n))
+        if kind == abi.MASK_PACKED and a.custom_mask is not None:
+            packed[b] = a.custom_mask.view(torch.int64).view(-1)[b * a.n * words :][: a.n * words].view(a.n, words)
+        else:
+            visible = reference.request_mask(0, a.n, length - a.n, kind, a.custom_mask, start, a.n)
+            packed[b] = reference.pack_mask(visible)
         mask_at += a.n * (length if kind == abi.MASK_FULL else a.n)
         at += length
         a.kv_indptr[b + 1] = at
@@ -217,24 +187,24 @@ def _prep_cpu(*args: Any) -> None:
 def _plan_problems(a: PlanArgs) -> Iterator[str]:
     if not 1 <= a.bs <= a.splits <= MAX_PLANNED_SPLITS:
         yield f"{a.splits} splits for {a.bs} requests: a plan has at least one each and {MAX_PLANNED_SPLITS} at most"
-    yield from _not_typed(torch.int32, kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
-    yield from _not_dense(kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
-    yield from _too_short(a.bs + 1, kv_indptr=a.kv_indptr)
-    yield from _too_short(plan_size(a.bs), split_indptr=a.split_indptr)
+    yield from not_typed(torch.int32, kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
+    yield from not_dense(kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
+    yield from too_short(a.bs + 1, kv_indptr=a.kv_indptr)
+    yield from too_short(plan_size(a.bs), split_indptr=a.split_indptr)
 
 
 def _plan_cuda(*args: Any) -> None:
     a = PlanArgs(*args)
-    _check(_plan_problems(a))
+    check(_plan_problems(a))
     params = abi.PlanParams(
         kv_indptr=a.kv_indptr.data_ptr(), split_indptr=a.split_indptr.data_ptr(), bs=a.bs, splits=a.splits
     )
-    _launch("mla_plan", params, a.kv_indptr.device)
+    launch("mla_plan", params, a.kv_indptr.device)
 
 
 def _plan_cpu(*args: Any) -> None:
     a = PlanArgs(*args)
-    _check(_plan_problems(a))
+    check(_plan_problems(a))
     lengths = a.kv_indptr[: a.bs + 1].diff().tolist()
     a.split_indptr[: plan_size(a.bs)] = torch.tensor(planned(lengths, a.splits), dtype=torch.int32)
 
@@ -256,11 +226,11 @@ def _verify_problems(a: VerifyArgs) -> Iterator[str]:
     yield from _split_problems(a)
     if not abi.PATH_AUTO <= a.path <= abi.PATH_NARROW:
         yield f"path {a.path} is not within {abi.PATH_AUTO} .. {abi.PATH_NARROW}"
-    yield from _not_typed(torch.int32, kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
-    yield from _not_typed(torch.int64, mask_indptr=a.mask_indptr, out_cache_loc=a.out_cache_loc)
-    yield from _not_typed(torch.float32, workspace=a.workspace)
-    yield from _not_index(kv_indices=a.kv_indices, qo_indptr=a.qo_indptr)
-    yield from _not_dense(
+    yield from not_typed(torch.int32, kv_indptr=a.kv_indptr, split_indptr=a.split_indptr)
+    yield from not_typed(torch.int64, mask_indptr=a.mask_indptr, out_cache_loc=a.out_cache_loc)
+    yield from not_typed(torch.float32, workspace=a.workspace)
+    yield from not_index(kv_indices=a.kv_indices, qo_indptr=a.qo_indptr)
+    yield from not_dense(
         kv_indptr=a.kv_indptr,
         kv_indices=a.kv_indices,
         qo_indptr=a.qo_indptr,
@@ -270,11 +240,11 @@ def _verify_problems(a: VerifyArgs) -> Iterator[str]:
         workspace=a.workspace,
         split_indptr=a.split_indptr,
     )
-    yield from _too_short(a.bs + 1, kv_indptr=a.kv_indptr, qo_indptr=a.qo_indptr)
-    yield from _too_short(plan_size(a.bs), split_indptr=a.split_indptr)
-    yield from _too_short(a.bs, mask_indptr=a.mask_indptr)
-    yield from _too_short(tokens, out_cache_loc=a.out_cache_loc)
-    yield from _too_short(workspace_floats(a.bs, a.max_q, heads, a.all_splits), workspace=a.workspace)
+    yield from too_short(a.bs + 1, kv_indptr=a.kv_indptr, qo_indptr=a.qo_indptr)
+    yield from too_short(plan_size(a.bs), split_indptr=a.split_indptr)
+    yield from too_short(a.bs, mask_indptr=a.mask_indptr)
+    yield from too_short(tokens, out_cache_loc=a.out_cache_loc)
+    yield from too_short(workspace_floats(a.bs, a.max_q, heads, a.all_splits), workspace=a.workspace)
     yield from _mask_problems(a)
 
 
@@ -301,11 +271,15 @@ def _mask_problems(a: VerifyArgs) -> Iterator[str]:
         return
     packed = a.mask_kind == abi.MASK_PACKED
     if a.mask.element_size() != (8 if packed else 1):
-        yield f"mask is {a.mask.dtype}, expected {'64-bit words' if packed else 'bool or uint8'} for kind {a.mask_kind}"
+        yield f"mask is {a.mask.dtype}, expected {_mask_dtype(packed)} for kind {a.mask_kind}"
     if packed:
-        yield from _too_short(a.bs * a.max_q * mask_words(a.max_q), mask=a.mask)
+        yield from too_short(a.bs * a.max_q * mask_words(a.max_q), mask=a.mask)
     if a.mask_kind == abi.MASK_FULL and a.mask_indptr is None:
         yield "a FULL mask needs mask_indptr"
+
+
+def _mask_dtype(packed: bool) -> str:
+    return "64-bit words" if packed else "bool or uint8"
 
 
 def _layout_problems(a: VerifyArgs) -> Iterator[str]:
@@ -313,7 +287,7 @@ def _layout_problems(a: VerifyArgs) -> Iterator[str]:
     dtype = a.q_nope.dtype
     if dtype not in _DTYPES:
         yield f"q is {dtype}, expected bfloat16 or float16"
-    yield from _not_typed(dtype, q_pe=a.q_pe, kv_buffer=a.kv_buffer, out=a.out)
+    yield from not_typed(dtype, q_pe=a.q_pe, kv_buffer=a.kv_buffer, out=a.out)
     last = (a.q_nope.stride(2), a.q_pe.stride(2), a.kv_buffer.stride(-1), a.out.stride(2))
     if last != (1, 1, 1, 1):
         yield f"the last dimension of q_nope, q_pe, kv_buffer, out has strides {last}, expected 1"
@@ -332,8 +306,8 @@ def _layout_problems(a: VerifyArgs) -> Iterator[str]:
 
 def _verify_cuda(*args: Any) -> None:
     a = VerifyArgs(*args)
-    _check(_verify_problems(a))
-    _check(_layout_problems(a))
+    check(_verify_problems(a))
+    check(_layout_problems(a))
     params = abi.VerifyParams(
         q_nope=a.q_nope.data_ptr(),
         q_pe=a.q_pe.data_ptr(),
@@ -355,8 +329,8 @@ def _verify_cuda(*args: Any) -> None:
         out_stride_t=a.out.stride(0),
         out_stride_h=a.out.stride(1),
         mask_numel=a.mask.numel() if a.mask is not None else 0,
-        kv_index_bytes=_INDEX_BYTES[a.kv_indices.dtype],
-        qo_index_bytes=_INDEX_BYTES[a.qo_indptr.dtype],
+        kv_index_bytes=INDEX_BYTES[a.kv_indices.dtype],
+        qo_index_bytes=INDEX_BYTES[a.qo_indptr.dtype],
         dtype=_DTYPES[a.q_nope.dtype],
         mask_kind=a.mask_kind,
         mask_words=mask_words(a.max_q),
@@ -369,27 +343,17 @@ def _verify_cuda(*args: Any) -> None:
         sm_scale=a.sm_scale,
         logit_cap=a.logit_cap,
     )
-    _launch("mla_verify", params, a.q_nope.device)
+    launch("mla_verify", params, a.q_nope.device)
 
 
 def _verify_cpu(*args: Any) -> None:
     a = VerifyArgs(*args)
-    _check(_verify_problems(a))
+    check(_verify_problems(a))
     a.out.copy_(reference.mla_verify(*a[:12], a.sm_scale, a.logit_cap))
 
 
 def _pointer(t: torch.Tensor | None) -> int | None:
     return None if t is None else t.data_ptr()
-
-
-def _launch(what: str, params: ctypes.Structure, device: torch.device) -> None:
-    entry = getattr(abi.library(), f"tv_{what}")
-    stream = torch.cuda.current_stream(device).cuda_stream
-    if device.index == torch.cuda.current_device():
-        abi.check(entry(ctypes.byref(params), stream), what)
-        return
-    with torch.cuda.device(device):
-        abi.check(entry(ctypes.byref(params), stream), what)
 
 
 def _nothing(*args: Any) -> None:
