@@ -105,6 +105,8 @@ def _chain(server_args: ServerArgs) -> str:
     """How to draft without branches."""
     if server_args.speculative_algorithm == "NGRAM":
         return "take another algorithm: NGRAM drafts trees"
+    if server_args.speculative_algorithm == "DDTREE":
+        return "draft a chain (--speculative-algorithm DFLASH)"
     return "draft a chain (--speculative-eagle-topk 1)"
 
 

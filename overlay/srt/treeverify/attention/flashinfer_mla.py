@@ -166,6 +166,9 @@ class Verifier:
             to.mask,
         )
         to.share_splits()
+        stats = getattr(spec_info, "stats", None)
+        if stats is not None:
+            stats.mark("prep")
 
     def _mask(self, step: _Step, spec_info: Any) -> tuple[torch.Tensor | None, int]:
         """The step's own mask and its form; (None, MASK_NONE) is causal.
@@ -173,8 +176,13 @@ class Verifier:
         Raises:
             RuntimeError: a tree's mask is too short for its batch.
         """
+        if step.raw_bs == 0 or self._drop_mask:
+            return None, abi.MASK_NONE
+        packed = getattr(spec_info, "packed_mask", None)
+        if packed is not None:
+            return packed, abi.MASK_PACKED
         mask = getattr(spec_info, "custom_mask", None)
-        if mask is None or step.raw_bs == 0 or self._drop_mask:
+        if mask is None:
             return None, abi.MASK_NONE
         numel, draft_only = mask.numel(), step.raw_bs * step.metadata.n**2
         if numel == draft_only:

@@ -9,15 +9,12 @@ if TYPE_CHECKING:
     from .flashinfer_mla import Verifier
 
 
-def verifier_of(attn_backend: Any) -> Verifier | None:
-    """treeverify's part of the backend that runs TARGET_VERIFY below `attn_backend`, None where stock code does.
+def verifying_backend_of(attn_backend: Any) -> Any:
+    """The backend that runs TARGET_VERIFY below `attn_backend`, as far as wrappers can be looked into.
 
     The graph runner holds the outermost backend: HybridAttnBackend picks one of two by speculative_attention_mode,
     hybrid models keep their full-attention backend inside another one.
     """
-    found = attn_backend.__dict__.get("_treeverify", attn_backend)
-    if found is not attn_backend:
-        return found
     backend = attn_backend
     while not hasattr(backend, "tree_verify"):
         if hasattr(backend, "_select_backend"):
@@ -28,7 +25,15 @@ def verifier_of(attn_backend: Any) -> Verifier | None:
             backend = backend.full_attn_backend
         else:
             break
-    attn_backend._treeverify = getattr(backend, "tree_verify", None)
+    return backend
+
+
+def verifier_of(attn_backend: Any) -> Verifier | None:
+    """treeverify's part of the backend that runs TARGET_VERIFY below `attn_backend`, None where stock code does."""
+    found = attn_backend.__dict__.get("_treeverify", attn_backend)
+    if found is not attn_backend:
+        return found
+    attn_backend._treeverify = getattr(verifying_backend_of(attn_backend), "tree_verify", None)
     return attn_backend._treeverify
 
 

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--speculative-algorithm DDTREE`: registered with SGLang, and its server arguments checked and completed.
+
+DDTREE is DFLASH with a tree in place of the chain (arXiv 2604.12989): one pass of a DFlash drafter gives a distribution
+for each of B - 1 positions, the most likely prefixes under their product become a tree of n - 1 nodes below the bonus
+token, and one pass of the target verifies them all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+NAME = "DDTREE"
+
+BACKENDS = ("flashinfer", "triton")
+"""Attention backends that verify a tree by its mask: FlashInfer (MLA with treeverify's kernels) and Triton."""
+
+DEFAULT_WIDTH = 16
+"""Draft tokens, the bonus token among them, where the user names none; a block's where that is longer."""
+
+MAX_RUNNING = 48
+"""Requests at a time where the user sets no limit, as for DFLASH."""
+
+
+class DDTreeAlgorithm(CustomSpecAlgo):
+    """What SGLang asks about the algorithm. It drafts as DFLASH does, so it answers as DFLASH does."""
+
+    def is_dflash(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        """Questions that SGLang asks of built-in algorithms only."""
+        if not name.startswith(("is_", "supports_")):
+            raise AttributeError(name)
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        return getattr(SpeculativeAlgorithm.DFLASH, name)
+
+
+def register(algorithms: Any) -> None:
+    """Makes DDTREE known to SpeculativeAlgorithm, which is given: its own module calls this."""
+
+    @algorithms.register(NAME, validate_server_args=complete, spec_class=DDTreeAlgorithm)  # type: ignore[untyped-decorator]
+    def worker(server_args: ServerArgs) -> type:
+        from .worker import DDTreeWorker
+
+        return DDTreeWorker
+
+
+def is_served() -> bool:
+    """Whether this process serves with DDTREE."""
+    from sglang.srt.server_args import get_global_server_args
+
+    return bool(get_global_server_args().speculative_algorithm == NAME)
+
+
+def complete(args: ServerArgs) -> None:
+    """Checks the arguments of a DDTREE server and fills in what was left out, in place.
+
+    Raises:
+        ValueError: arguments that do not go together; the message says which and what to pass instead.
+    """
+    _refuse(args)
+    block = args.speculative_dflash_block_size = _block_size(args)
+    width = args.speculative_num_draft_tokens = _width(args, block)
+    window = args.speculative_draft_window_size
+    if window is not None and int(window) < block:
+        raise ValueError(
+            f"{NAME}: --speculative-draft-window-size {window} is shorter than the drafter's block of {block} tokens; "
+            f"pass at least {block}, or drop it."
+        )
+    # SGLang's accounting reads these two; they mean nothing to a drafter without steps.
+    args.speculative_num_steps = args.speculative_eagle_topk = 1
+    args.disable_overlap_schedule, args.enable_mixed_chunk = True, False
+    if args.max_running_requests is None:
+        args.max_running_requests = MAX_RUNNING
+    logger.info(
+        "%s: trees of %d tokens (budget %d) from blocks of %d; at most %d requests at a time; overlap scheduling and "
+        "mixed chunked prefill are off.", NAME, width, width - 1, block, args.max_running_requests,
+    )  # fmt: skip
+
+
+def _refuse(args: ServerArgs) -> None:
+    """Raises ValueError for what DDTREE cannot serve."""
+    from ..gates import verifying_backend
+
+    backend = verifying_backend(args)
+    wrong = {
+        "needs a drafter: pass --speculative-draft-model-path": args.speculative_draft_model_path is None,
+        "does not support data-parallel attention: drop --enable-dp-attention": args.enable_dp_attention,
+        "does not support pipeline parallelism: pass --pp-size 1": args.pp_size != 1,
+        "does not support two-batch overlap: drop --enable-two-batch-overlap": args.enable_two_batch_overlap,
+        "does not support PD multiplexing: drop --enable-pdmux": args.enable_pdmux,
+        f"serves page size 1 only, got {args.page_size}: pass --page-size 1": args.page_size not in (None, 1),
+        f"would have its tree mask ignored by the {backend} attention backend: pass --attention-backend "
+        + " or ".join(BACKENDS): backend not in (None, *BACKENDS),
+        "accepts what the target itself samples, there is no threshold: drop --speculative-accept-threshold-*": (
+            args.speculative_accept_threshold_single != 1.0 or args.speculative_accept_threshold_acc != 1.0
+        ),
+        f"has no EAGLE steps or topk (got {args.speculative_num_steps}, {args.speculative_eagle_topk}): drop "
+        "--speculative-num-steps and --speculative-eagle-topk": (
+            args.speculative_num_steps not in (None, 1) or args.speculative_eagle_topk not in (None, 1)
+        ),
+    }  # fmt: skip
+    for problem, found in wrong.items():
+        if found:
+            raise ValueError(f"{NAME} {problem}.")
+
+
+def _width(args: ServerArgs, block: int) -> int:
+    width = args.speculative_num_draft_tokens
+    if width is None:
+        return max(DEFAULT_WIDTH, block)
+    from ..attention.plan import MAX_Q
+
+    if width < 2:
+        raise ValueError(
+            f"{NAME}: --speculative-num-draft-tokens {width} leaves a budget of {width - 1} draft tokens, as it "
+            f"counts the bonus token too; pass {block} or more."
+        )
+    if width < block:
+        raise ValueError(
+            f"{NAME}: --speculative-num-draft-tokens {width} is less than the drafter's block of {block} tokens, for "
+            f"which SGLang reserves no slots then; pass at least {block} (budget {block - 1})."
+        )
+    if width > MAX_Q:
+        raise ValueError(f"{NAME}: --speculative-num-draft-tokens {width} is more than {MAX_Q}.")
+    return int(width)
+
+
+def _block_size(args: ServerArgs) -> int:
+    """Tokens of the drafter's block, the bonus token among them: the drafter's own, which the user may repeat."""
+    given = args.speculative_dflash_block_size
+    try:
+        own = _drafter_block_size(args)
+    except Exception as e:  # whatever the loaders of a model config raise
+        if given is None:
+            raise ValueError(
+                f"{NAME}: the config of the drafter {args.speculative_draft_model_path} cannot be read for its block "
+                f"size ({e}); mend the path, or pass --speculative-dflash-block-size."
+            ) from e
+        own = None
+    if given is None and own is None:
+        raise ValueError(
+            f"{NAME}: the drafter {args.speculative_draft_model_path} names no block_size in its config; pass "
+            "--speculative-dflash-block-size."
+        )
+    block = int(own if given is None else given)  # type: ignore[arg-type]
+    if own is not None and block != own:
+        raise ValueError(
+            f"{NAME}: --speculative-dflash-block-size {block} is not the drafter's {own}; pass {own}, or drop it."
+        )
+    if block < 2:
+        raise ValueError(f"{NAME}: a block of {block} tokens drafts nothing; --speculative-dflash-block-size is >= 2.")
+    return block
+
+
+def _drafter_block_size(args: ServerArgs) -> int | None:
+    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    config = get_config(
+        args.speculative_draft_model_path,
+        trust_remote_code=args.trust_remote_code,
+        revision=args.speculative_draft_model_revision,
+        model_override_args=json.loads(args.json_model_override_args),
+    )
+    return parse_dflash_draft_config(draft_hf_config=config).block_size  # type: ignore[no-any-return]

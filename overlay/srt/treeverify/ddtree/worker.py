@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DDTREE's worker: DFLASH's, which drafts a tree where that one drafts a chain."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.speculative.dflash_worker import DFlashWorker
+
+from ..gates import TreeRefused
+from .algorithm import NAME
+from .head import TopKHead
+from .masks import form_for
+from .stats import Stats
+from .tree import Candidates, DraftTree
+from .verify_input import DDTreeVerifyInput
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ModelWorkerBatch, ScheduleBatch
+    from sglang.srt.managers.scheduler import GenerationBatchResult
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+TOPK = "TREEVERIFY_DDTREE_TOPK"
+"""Candidates a position; the budget where unset. 1 drafts the chain that DFLASH drafts."""
+
+
+class DDTreeWorker(DFlashWorker):
+    """Drafts with DFlash, verifies trees (spec v1, any tp, pp 1).
+
+    Everything before the tree (draft KV, draft pass) and after the accepted path (draft KV append) is DFLASH's.
+    """
+
+    def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **ranks: Any) -> None:
+        target = target_worker.model_runner
+        if hasattr(target.attn_backend, "update_mamba_state_after_mtp_verify"):
+            raise TreeRefused(
+                f"treeverify: {NAME} cannot serve a target with recurrent layers (Mamba, linear attention), as their "
+                "state follows one chain; pass --speculative-algorithm DFLASH"
+            )
+        self._mask_form = form_for(target.attn_backend)
+        super().__init__(server_args=_drafter_args(server_args), target_worker=target_worker, **ranks)
+        self.server_args = server_args
+        self._width = int(server_args.speculative_num_draft_tokens)
+        self._topk = topk(self._width - 1, target.model_config.vocab_size)
+        self._head = TopKHead(self._topk)
+        self._candidates: Candidates | None = None
+        self.tree_stats = Stats(self.device)
+
+    def forward_batch_generation(
+        self, batch: ScheduleBatch | ModelWorkerBatch, **kwargs: Any
+    ) -> GenerationBatchResult:
+        """One prefill, or one step: draft, verify, commit."""
+        decodes = not (batch.forward_mode.is_extend() or getattr(batch, "is_extend_in_batch", False))
+        if not decodes:
+            return super().forward_batch_generation(batch, **kwargs)
+        self.tree_stats.begin()
+        result = super().forward_batch_generation(batch, **kwargs)
+        self.tree_stats.end()
+        return result
+
+    def _greedy_sample_from_vocab_parallel_head(
+        self, *, hidden_states: torch.Tensor, lm_head: Any, chunk_size: int = 256
+    ) -> torch.Tensor:
+        """DFLASH's choice, the likeliest token of each drafted position; the K likeliest are kept for the tree."""
+        ids, logprobs = self._head(hidden_states, lm_head)
+        shape = (-1, self.block_size - 1, self._topk)
+        self._candidates = Candidates(ids.view(shape), logprobs.view(shape))
+        return ids[:, 0]
+
+    def make_verify_input(
+        self, draft_token: torch.Tensor, positions: torch.Tensor, draft_token_num: int
+    ) -> DDTreeVerifyInput:
+        """What DFLASH would verify as a chain, as trees.
+
+        Args:
+            draft_token: int64 [bs * B]: bonus token and likeliest draft tokens of each request.
+            positions: int64 [bs * B].
+            draft_token_num: B.
+        """
+        candidates, self._candidates = self._candidates, None
+        assert candidates is not None, "drafting comes first"
+        self.tree_stats.mark("draft")
+        block = (-1, draft_token_num)
+        root, first = draft_token.view(block)[:, 0].contiguous(), positions.view(block)[:, 0].contiguous()
+        tree = DraftTree.build(candidates, root, first, self._width)
+        self.tree_stats.mark("build")
+        return DDTreeVerifyInput(
+            draft_token=tree.tokens.view(-1),
+            positions=tree.positions.view(-1),
+            draft_token_num=self._width,
+            tree=tree,
+            mask_form=self._mask_form,
+            sampler=self.model_runner.sampler,
+            stats=self.tree_stats,
+        )
+
+
+def topk(budget: int, vocabulary: int) -> int:
+    """Candidates a position: no more than the budget can matter (arXiv 2604.12989, lemma 1).
+
+    Raises:
+        ValueError: the environment asks for none.
+    """
+    wanted = os.environ.get(TOPK, "")
+    if wanted and (not wanted.isdigit() or int(wanted) < 1):
+        raise ValueError(f"treeverify: {TOPK} is {wanted!r}, expected a number of candidates from 1, or nothing")
+    return min(int(wanted) if wanted else budget, budget, vocabulary)
+
+
+def _drafter_args(server_args: ServerArgs) -> ServerArgs:
+    """Arguments under which DFLASH's worker and the draft runner see a block where the target sees a tree."""
+    args = copy.copy(server_args)
+    args.speculative_algorithm = "DFLASH"
+    args.speculative_num_draft_tokens = args.speculative_dflash_block_size
+    return args

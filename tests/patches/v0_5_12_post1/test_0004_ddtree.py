@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0004: DDTREE is registered, checks its arguments, and a step commits exactly the path that the target takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker import Worker
+
+DRAFTER = str(Path(__file__).resolve().parents[2] / "data" / "tiny_mla" / "draft")  # its block size is 8
+
+
+def questions() -> dict[str, list[Any]]:
+    """Every question of a built-in algorithm, answered by DDTREE and by DFLASH."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    ours, dflash = SpeculativeAlgorithm.from_string("ddtree"), SpeculativeAlgorithm.DFLASH
+    names = [name for name in dir(SpeculativeAlgorithm) if name.startswith(("is_", "supports_"))]
+    names += [name for name in dir(dflash) if name.startswith(("is_", "supports_"))]
+    return {name: [getattr(ours, name)(), getattr(dflash, name)()] for name in names}
+
+
+def test_every_question_is_answered_as_dflash_answers_it(patched: Worker) -> None:
+    answers = patched(questions)
+    assert len(answers) >= 8
+    assert all(ours == dflash for ours, dflash in answers.values()), answers
+
+
+def from_stock() -> str:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    try:
+        return repr(SpeculativeAlgorithm.from_string("DDTREE"))
+    except ValueError as e:
+        return str(e)
+
+
+def test_stock_sglang_does_not_know_it(stock: Worker) -> None:
+    assert "Unknown" in stock(from_stock)
+
+
+def completed(**changes: Any) -> dict[str, Any] | str:
+    """The speculative arguments after ServerArgs' own checks of them, or what was refused."""
+    from mla_rig import server_args
+
+    args = server_args(speculative_algorithm="DDTREE", **changes)
+    try:
+        args._handle_speculative_decoding()
+    except ValueError as e:
+        return str(e)
+    names = ("num_draft_tokens", "dflash_block_size", "num_steps", "eagle_topk")
+    found = {name: getattr(args, f"speculative_{name}") for name in names}
+    return {**found, "overlap": not args.disable_overlap_schedule, "running": args.max_running_requests}
+
+
+@pytest.mark.parametrize(
+    "given, width", [({}, 16), ({"speculative_num_draft_tokens": 64}, 64), ({"speculative_dflash_block_size": 8}, 16)]
+)
+def test_what_is_left_out_is_filled_in(patched: Worker, given: dict[str, Any], width: int) -> None:
+    found = patched(completed, speculative_draft_model_path=DRAFTER, **given)
+    assert found == {
+        "num_draft_tokens": width, "dflash_block_size": 8, "num_steps": 1, "eagle_topk": 1, "overlap": False,
+        "running": 48,
+    }  # fmt: skip
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"speculative_draft_model_path": None}, "--speculative-draft-model-path"),
+    ({"speculative_num_draft_tokens": 1}, "budget of 0"),
+    ({"speculative_num_draft_tokens": 7}, "block of 8"),
+    ({"speculative_num_draft_tokens": 257}, "256"),
+    ({"speculative_dflash_block_size": 16}, "not the drafter's 8"),
+    ({"enable_dp_attention": True}, "--enable-dp-attention"),
+    ({"pp_size": 2}, "--pp-size 1"),
+    ({"page_size": 16}, "--page-size 1"),
+    ({"attention_backend": "fa3"}, "flashinfer or triton"),
+    ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+    ({"enable_pdmux": True}, "--enable-pdmux"),
+    ({"speculative_num_steps": 3}, "--speculative-num-steps"),
+    ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk"),
+    ({"speculative_accept_threshold_single": 0.5}, "--speculative-accept-threshold"),
+    ({"speculative_draft_window_size": 4}, "--speculative-draft-window-size"),
+]
+
+
+@pytest.mark.parametrize("given, told", REFUSED, ids=lambda value: "" if isinstance(value, str) else [*value][0])
+def test_wrong_arguments_are_refused_with_the_way_out(patched: Worker, given: dict[str, Any], told: str) -> None:
+    found = patched(completed, **{"speculative_draft_model_path": DRAFTER, **given})
+    assert isinstance(found, str) and found.startswith("DDTREE") and told in found, found
+
+
+def dflash_arguments() -> dict[str, Any] | str:
+    from mla_rig import server_args
+
+    path = str(Path(__file__).resolve().parents[2] / "data" / "tiny_mla" / "draft")
+    args = server_args(speculative_algorithm="DFLASH", speculative_draft_model_path=path)
+    args._handle_speculative_decoding()
+    return {k: v for k, v in vars(args).items() if k.startswith("speculative") and not k.endswith("path")}
+
+
+def test_dflash_stays_as_it_was(patched: Worker, stock: Worker) -> None:
+    assert patched(dflash_arguments) == stock(dflash_arguments)
+
+
+def policy(algorithm: str) -> bool:
+    """Whether a captured verify pass of FlashInfer's MHA backend gets a mask."""
+    from mla_rig import server_args
+    from sglang.srt.speculative.dflash_utils import resolve_dflash_verify_mask_policy
+
+    server_args(speculative_algorithm=algorithm)
+    return resolve_dflash_verify_mask_policy(type("FlashInferAttnBackend", (), {})())[1]
+
+
+def test_captured_passes_of_trees_have_a_mask(patched: Worker) -> None:
+    assert patched(policy, algorithm="DDTREE") and not patched(policy, algorithm="DFLASH")
+
+
+def hook(topk: int, width: int) -> dict[str, Any]:
+    """What DDTREE's worker makes of candidates where DFLASH's would verify a chain of 8; the real methods."""
+    import torch
+    from absent_kernels import absent
+
+    absent()
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+    from sglang.srt.speculative.dflash_worker import DFlashWorker
+    from sglang.srt.treeverify.ddtree.masks import MaskForm
+    from sglang.srt.treeverify.ddtree.stats import Stats
+    from sglang.srt.treeverify.ddtree.tree import Candidates
+    from sglang.srt.treeverify.ddtree.worker import DDTreeWorker
+
+    assert DFlashWorker.make_verify_input is DFlashVerifyInput
+    worker = object.__new__(DDTreeWorker)
+    bs, block = 3, 8
+    ids = torch.stack([torch.randperm(50)[:topk] for _ in range(bs * (block - 1))]).view(bs, block - 1, topk)
+    logprobs = torch.log_softmax(torch.randn(bs, block - 1, 50), -1).topk(topk).values
+    worker.__dict__.update(
+        _candidates=Candidates(ids, logprobs), _width=width, _mask_form=MaskForm.PACKED, tree_stats=Stats("cpu"),
+        block_size=block, model_runner=type("", (), {"sampler": None}),
+    )  # fmt: skip
+    chain = torch.cat([torch.tensor([[90], [91], [92]]), ids[:, :, 0]], 1)
+    positions = torch.tensor([5, 60, 7])[:, None] + torch.arange(block)
+    made = worker.make_verify_input(
+        draft_token=chain.view(-1), positions=positions.view(-1), draft_token_num=block
+    )
+    assert made.packed_mask is made.tree.mask and made.custom_mask is None
+    return {
+        "is_chain": torch.equal(made.draft_token, chain.view(-1)) and torch.equal(made.positions, positions.view(-1)),
+        "causal": torch.equal(made.tree.visible(), torch.ones(width, width).tril().bool().expand(bs, -1, -1)),
+        "width": made.draft_token_num, "branches": bool((made.tree.next_sibling >= 0).any()),
+        "in_order": bool((made.positions.view(bs, width) >= positions[:, :1]).all()),
+    }  # fmt: skip
+
+
+def test_one_candidate_a_position_is_the_chain_of_dflash(patched: Worker) -> None:
+    made = patched(hook, topk=1, width=8)
+    assert made == {"is_chain": True, "causal": True, "width": 8, "branches": False, "in_order": True}
+
+
+def test_more_candidates_branch(patched: Worker) -> None:
+    made = patched(hook, topk=15, width=16)
+    assert made == {"is_chain": False, "causal": False, "width": 16, "branches": True, "in_order": True}
+
+
+def mask_of_a_step() -> dict[str, Any]:
+    """The mask handed to SGLang's own backends against one written out from the parents."""
+    import torch
+    from tree_batch import TreeBatch, sampling
+
+    trees = TreeBatch([[1, 2, 3], [4, 5, 6, 7, 8]], [sampling()] * 2)
+    made = trees.verify_input(trees.candidates(3, 5), 9)
+    expected = []
+    for b, prefix in enumerate((3, 5)):
+        for i in range(9):
+            row, node = [True] * prefix + [False] * 9, i
+            while node >= 0:
+                row[prefix + node] = True
+                node = int(made.tree.parents[b, node])
+            expected += row
+    slots = trees.batch.out_cache_loc.view(2, 9)
+    mapped = trees.requests.req_to_token[trees.batch.req_pool_indices]
+    return {
+        "mask": made.custom_mask.tolist() == expected,
+        "mapped": torch.equal(mapped[0, 3:12].long(), slots[0]) and torch.equal(mapped[1, 5:14].long(), slots[1]),
+    }
+
+
+def test_the_full_mask_holds_prefix_and_ancestors(patched: Worker) -> None:
+    assert patched(mask_of_a_step) == {"mask": True, "mapped": True}
+
+
+def decode(noise: float, n: int, k: int, seed: int) -> dict[str, Any]:
+    """Greedy requests of different lengths to their ends, some finishing in mid-batch; accounting after each step."""
+    import torch
+    from tree_batch import TreeBatch, sampling
+
+    stops = {1: [3, 9]}
+    params = [sampling(max_new_tokens=20 + 7 * i, stop_token_ids=stops.get(i)) for i in range(5)]
+    prompts = [[1, 2, 3, 4], [1, 2, 3, 5], [7, 7], [9, 10, 11, 1, 2, 3], [1, 2, 3, 4, 5]]
+    trees = TreeBatch(prompts, params, seed=seed)
+    everyone, drafts, wrong = list(trees.batch.reqs), 0, []
+    while trees.batch.reqs:
+        step = trees.step(4, n, k, noise)
+        drafts += sum(step["drafts"])
+        at = 0
+        for b, req in enumerate(trees.batch.reqs):
+            length, before = int(step["lengths"][b]), int(step["before"][b])
+            rows = step["rows"][at : at + length]
+            at += length
+            mapped = trees.requests.req_to_token[req.req_pool_idx, before : before + length].long()
+            path = [int(row) - b * n for row in rows]
+            parents = [int(step["tree"].parents[b, node]) for node in path]
+            wrong += [] if parents == [-1, *path[:-1]] else [f"{path} is not a path: {parents}"]
+            wrong += [] if torch.equal(mapped, step["slots"][rows]) else [f"slots of {path} are out of order"]
+            wrong += [] if int(step["bonus"][b]) == req.output_ids[-1] else ["bonus"]
+            wrong += [] if req.kv_committed_len == before + length == int(trees.batch.seq_lens[b]) else ["length"]
+        wrong += [f"{trees.unaccounted()} slots lost"] if trees.unaccounted() else []
+        trees.finish([req for req in trees.batch.reqs if req.finished()])
+        wrong += [f"{trees.unaccounted()} slots lost at the end"] if trees.unaccounted() else []
+    for req in everyone:  # the target alone
+        text = list(req.origin_input_ids)
+        while len(text) < len(req.origin_input_ids) + len(req.output_ids):
+            text.append(int(trees.table[text[-2], text[-1]].argmax()))
+        wrong += [] if text == req.origin_input_ids + req.output_ids else [f"{req.rid} differs from the target alone"]
+    reasons = [type(req.finished_reason).__name__ for req in everyone]
+    lengths = [len(req.output_ids) for req in everyone]
+    return {"wrong": wrong, "drafts": drafts, "reasons": reasons, "lengths": lengths}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("noise, n, k", [(0.5, 12, 6), (3.0, 5, 12), (0.0, 33, 12)])
+def test_greedy_output_is_the_targets_and_no_slot_is_lost(
+    patched: Worker, noise: float, n: int, k: int, seed: int
+) -> None:
+    found = patched(decode, noise=noise, n=n, k=k, seed=seed)
+    assert found["wrong"] == []
+    assert found["drafts"] > 0
+    assert found["reasons"][0] == "FINISH_LENGTH"
+    assert found["lengths"][0] == 20
+
+
+def law(top_k: int, judged_at: list[float]) -> list[float]:
+    """p-values of the joint law of two new tokens (a step or two, trees of depth 3), judged at these temperatures."""
+    import torch
+    from tree_batch import VOCABULARY, TreeBatch, sampling
+
+    bs, runs, counts = 32, 40, torch.zeros(VOCABULARY, VOCABULARY, dtype=torch.float64)
+    for seed in range(runs):
+        params = [sampling(temperature=1.0, top_k=top_k, max_new_tokens=3) for _ in range(bs)]
+        trees = TreeBatch([[1, 2]] * bs, params)
+        torch.manual_seed(seed)
+        trees.generator.manual_seed(seed)
+        everyone = trees.batch.reqs
+        while trees.batch.reqs:
+            trees.step(3, 9, 6)
+            trees.finish([req for req in trees.batch.reqs if req.finished()])
+        for req in everyone:
+            counts[req.output_ids[1], req.output_ids[2]] += 1
+    first = int(trees.table[1, 2].argmax())
+
+    def row(before: int, token: int, temperature: float) -> torch.Tensor:
+        logits = trees.table[before, token].double() / temperature
+        if top_k > 0:
+            logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
+        return torch.softmax(logits, -1)
+
+    p_values = []
+    for temperature in judged_at:
+        one = row(2, first, temperature)
+        due = torch.stack([one[a] * row(first, a, temperature) for a in range(VOCABULARY)]) * counts.sum()
+        likely = due >= 5
+        seen = torch.cat([counts[likely], counts[~likely].sum()[None]])
+        due = torch.cat([due[likely], due[~likely].sum()[None]])
+        seen, due = seen[due > 0], due[due > 0]
+        statistic, freedom = ((seen - due) ** 2 / due).sum(), torch.tensor(len(due) - 1.0, dtype=torch.float64)
+        p_values.append(float(torch.special.gammaincc(freedom / 2, statistic / 2)))
+    return p_values
+
+
+@pytest.mark.parametrize("top_k", [-1, 4])
+def test_sampled_output_has_the_targets_law(patched: Worker, top_k: int) -> None:
+    its_own, warmer = patched(law, top_k=top_k, judged_at=[1.0, 1.4])
+    assert its_own > 1e-3
+    assert warmer < 1e-6, "the check can fail"
+
+
+def nan_is_told() -> dict[str, Any]:
+    import logging
+
+    from tree_batch import TreeBatch, sampling
+
+    trees = TreeBatch([[1, 2, 3], [4, 5, 6]], [sampling()] * 2)
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("sglang.srt.treeverify.ddtree.verify_input").addHandler(handler)
+    drawn = trees.candidates(3, 4)
+    drawn.logprobs[1, 2, 0] = float("nan")
+    trees.candidates = lambda *_: drawn  # type: ignore[method-assign]
+    step = trees.step(3, 6, 4, 0.0)
+    return {"told": told, "lengths": step["lengths"].tolist(), "lost": trees.unaccounted()}
+
+
+def test_nan_of_the_drafter_is_told_and_not_walked(patched: Worker) -> None:
+    found = patched(nan_is_told)
+    assert len(found["told"]) == 1 and "NaN for 1;" in found["told"][0]
+    assert found["lengths"][1] == 1 and found["lost"] == 0
+
+
+def adjusted(**parameters: Any) -> list[int]:
+    """First new token of a greedy request under penalties or biases."""
+    from tree_batch import TreeBatch, sampling
+
+    trees = TreeBatch([[1, 2, 3]], [sampling(max_new_tokens=2, **parameters)])
+    trees.step(3, 6, 4)
+    return [int(trees.table[3, trees.batch.reqs[0].output_ids[0]].argmax()), trees.batch.reqs[0].output_ids[1]]
+
+
+def test_logit_bias_and_penalties_reach_every_node(patched: Worker) -> None:
+    plain, drawn = patched(adjusted)
+    assert plain == drawn
+    plain, biased = patched(adjusted, logit_bias={str((plain + 1) % 12): 1000.0})
+    assert biased == (plain + 1) % 12
+
+
+def attached(backend: str) -> str:
+    """How the real backend takes a tree's mask, or that it is refused."""
+    from mla_rig import Rig
+    from sglang.srt.treeverify.ddtree.masks import form_for
+    from sglang.srt.treeverify.gates import TreeRefused
+
+    if backend == "flashinfer_mla":
+        return str(form_for(Rig(speculative_algorithm="DDTREE").backend()).name)
+    named = type(backend, (), {})()
+    try:
+        return str(form_for(named).name)
+    except TreeRefused as e:
+        return str(e)
+
+
+@pytest.mark.parametrize("backend, form", [("flashinfer_mla", "PACKED"), ("TritonAttnBackend", "FULL")])
+def test_backends_that_honour_masks(patched: Worker, backend: str, form: str) -> None:
+    assert patched(attached, backend=backend) == form
+
+
+def test_backends_that_ignore_masks_are_refused(patched: Worker) -> None:
+    assert "--attention-backend" in patched(attached, backend="FlashAttentionBackend")
