@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ KEY = ("impl", "bs", "heads", "n", "kv", "slots", "pool", "batch", "card", "buil
 """Two rows that agree in these are the same measurement: `build` names the code that was timed."""
 
 
-def key(row: Row) -> tuple[Any, ...]:
+def key(row: Row, fields: Sequence[str] = KEY) -> tuple[Any, ...]:
     """What a measurement is told by."""
-    return tuple(row.get(name) for name in KEY)
+    return tuple(row.get(name) for name in fields)
 
 
 class Store:
@@ -29,12 +29,13 @@ class Store:
 
     Args:
         report: path of the JSON report; its folder is made.
+        fields: what tells its measurements apart.
     """
 
-    def __init__(self, report: Path) -> None:
-        self.report, self.journal = report, report.with_suffix(".jsonl")
+    def __init__(self, report: Path, fields: Sequence[str] = KEY) -> None:
+        self.report, self.journal, self.fields = report, report.with_suffix(".jsonl"), fields
         report.parent.mkdir(parents=True, exist_ok=True)
-        self.rows: dict[tuple[Any, ...], Row] = {key(row): row for row in self._read()}
+        self.rows: dict[tuple[Any, ...], Row] = {key(row, fields): row for row in self._read()}
 
     def _read(self) -> list[Row]:
         if not self.journal.exists():
@@ -47,13 +48,13 @@ class Store:
 
     def done(self, wanted: Row) -> bool:
         """Whether this measurement is there and need not be repeated: it succeeded, or took longer than the cap."""
-        row = self.rows.get(key(wanted))
+        row = self.rows.get(key(wanted, self.fields))
         return row is not None and "failed" not in row
 
     def add(self, row: Row) -> None:
         """Keeps a row, in place of an older one with the same key."""
-        self.rows.pop(key(row), None)
-        self.rows[key(row)] = row
+        self.rows.pop(key(row, self.fields), None)
+        self.rows[key(row, self.fields)] = row
         line = json.dumps(row) + "\n"
         with open(self.journal, "ab", buffering=0) as file:
             file.write(line.encode())
