@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # End-to-end stages on a GPU machine, each well under eight minutes; a stage that was cut off resumes.
 #
-#   bash scripts/gpu/e2e.sh STAGE [OUT]      STAGE: setup | attention | serve | judge | all | bench
+#   bash scripts/gpu/e2e.sh STAGE [OUT]
+#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | ddtree
+#
+# TV_MODES="ddtree ddtree_wide": only these modes of tests/e2e/modes.py in serve and judge.
 #
 # Expects, built beforehand where there is a network (docs/gpu.md): build/gpu/parts/*.tar.xz, the unpacked-site archive
 # of SGLang; build/gpu/wheels/*.whl, what the applier needs and the machine lacks (unidiff). Models: $TV_TARGET and $TV_DRAFT,
@@ -49,7 +52,7 @@ attention() {
 serve() {
     use_site
     local port=31000 pids=() mode
-    for mode in $(python3 -c 'import sys; sys.path.insert(0, "tests/e2e"); import modes; print(*modes.MODES)'); do
+    for mode in $(python3 -c 'import sys; sys.path.insert(0, "tests/e2e"); import modes; print(*modes.chosen())'); do
         timeout 420 python3 tests/e2e/serve.py --mode "$mode" --target "$target" --draft "$draft" --out "$outputs" \
             --port $port >"$outputs/serve-$mode.log" 2>&1 &
         pids+=($!)
@@ -70,6 +73,15 @@ judge() {
     return $failed
 }
 
+# DDTREE against no speculation and against DFLASH; its sampled tokens against the target's law; its pools' accounting.
+proof() {
+    use_site
+    timeout 470 python3 "tests/e2e/$1.py" --target "$target" --draft "$draft" --work "$outputs/$1" --out "$out/$1.json"
+}
+lossless() { proof lossless; }
+sampling() { proof sampling; }
+churn() { proof churn; }
+
 # Exit 3: the budget ended first, run it again.
 bench() {
     use_site
@@ -77,8 +89,15 @@ bench() {
     python3 scripts/bench_verify.py --out "$out/verify.json" --budget-s "${TV_BUDGET_S:-460}"
 }
 
+# Exit 3 here too.
+ddtree() {
+    use_site
+    python3 scripts/bench_ddtree.py --out "$out/ddtree.json" --target "$target" --draft "$draft" \
+        --stages "${TV_STAGES:-acceptance,speed}" --budget-s "${TV_BUDGET_S:-460}"
+}
+
 case $stage in
-setup | attention | serve | judge | bench) "$stage" ;;
+setup | attention | serve | judge | lossless | sampling | churn | bench | ddtree) "$stage" ;;
 all) for each in setup attention serve judge; do "$each"; done ;;
-*) echo "usage: bash scripts/gpu/e2e.sh setup|attention|serve|judge|all|bench [OUT]" >&2 && exit 2 ;;
+*) sed -n 's/^# *STAGE: /stages: /p' "$0" >&2 && exit 2 ;;
 esac

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores what the speculative servers wrote with the target alone, by teacher forcing, and judges it.
 
-    python3 tests/e2e/judge.py --target DIR --outputs DIR --out OUT/outputs.json
+    python3 tests/e2e/judge.py --target DIR --outputs DIR --out OUT/outputs.json     (modes: $TV_MODES, or all)
 
 The target alone (no speculation) is given prompt and output and says how likely each output token was. Greedy output of
 a right server misses the most likely token by rounding only: its deficit, log p(best) - log p(token), stays within
@@ -21,7 +21,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 import report  # noqa: E402
-from modes import MODES, engine_arguments  # noqa: E402
+from modes import MODES, chosen, engine_arguments  # noqa: E402
 from serve import BATCH, NEW_TOKENS, generate, prompts  # noqa: E402
 
 FACTOR = 2.0
@@ -118,7 +118,7 @@ def main() -> None:
     gap, base = measure_gap(engine, inputs)
     margin = FACTOR * max(gap.values())
     rows = []
-    for name in MODES:
+    for name in chosen():
         path = args.outputs / f"{name}.json"
         if path.exists():
             rows.append(judge(engine, inputs, base, name, json.loads(path.read_text()), margin))

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-WIDTH = 16
-"""Nodes of an NGRAM tree."""
+WIDTH, WIDE = 16, 64
+"""Nodes of a tree."""
+
+DRAFTED = ("DFLASH", "DDTREE")
+"""Algorithms that need a drafter."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +31,39 @@ _NGRAM = {
     "speculative_ngram_max_bfs_breadth": 6,
 }
 _DFLASH = {"speculative_algorithm": "DFLASH", "speculative_draft_attention_backend": "triton"}
+DDTREE = {**_DFLASH, "speculative_algorithm": "DDTREE", "speculative_num_draft_tokens": WIDTH}
+_DROP = {"TREEVERIFY_DROP_MASK_FOR_TEST": "1"}
 
 MODES = {
     "dflash": Mode(_DFLASH, trace=True),
     "ngram": Mode(_NGRAM, trace=True),
     "ngram_eager": Mode({**_NGRAM, "disable_cuda_graph": True}),
-    "ngram_mask_dropped": Mode(_NGRAM, {"TREEVERIFY_DROP_MASK_FOR_TEST": "1"}, right=False),
+    "ngram_mask_dropped": Mode(_NGRAM, _DROP, right=False),
     "ngram_stock": Mode(_NGRAM, {"TREEVERIFY_DISABLE": "1"}, right=False),
+    "ddtree": Mode(DDTREE, trace=True),
+    "ddtree_eager": Mode({**DDTREE, "disable_cuda_graph": True}),
+    "ddtree_wide": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}),
+    "ddtree_mask_dropped": Mode(DDTREE, _DROP, right=False),
 }
 
 
-def engine_arguments(target: Path, **more: Any) -> dict[str, Any]:
-    """What all servers share: one GPU, FlashInfer, buckets 1, 4 and 8, small pools so that several fit at once."""
+def chosen() -> dict[str, Mode]:
+    """The modes named in $TV_MODES, all where it is empty.
+
+    Raises:
+        KeyError: there is no such mode.
+    """
+    names = os.environ.get("TV_MODES", "").split()
+    return {name: MODES[name] for name in names} if names else MODES
+
+
+def engine_arguments(target: Path, draft: Path | None = None, **more: Any) -> dict[str, Any]:
+    """What all servers share: one GPU, FlashInfer, buckets 1, 4 and 8, small pools so that several fit at once.
+
+    `draft` is the drafter's folder, for an algorithm that needs one.
+    """
+    if more.get("speculative_algorithm") in DRAFTED:
+        more["speculative_draft_model_path"] = str(draft)
     return {
         "model_path": str(target), "attention_backend": "flashinfer", "sampling_backend": "pytorch",
         "skip_tokenizer_init": True, "disable_piecewise_cuda_graph": True, "disable_radix_cache": True,

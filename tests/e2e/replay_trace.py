@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 import report  # noqa: E402
 from gpu_trace import Event, Trace, inside  # noqa: E402
-from modes import MODES  # noqa: E402
+from modes import chosen  # noqa: E402
 
 
 def steps(trace: Trace) -> list[Event]:
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="results file")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for mode in (name for name, mode in MODES.items() if mode.trace):
+    for mode in (name for name, mode in chosen().items() if mode.trace):
         files = sorted((args.outputs / f"trace-{mode}").glob("*.json*"))
         rows.append(describe(mode, Trace(files[-1])) if files else {"mode": mode, "ok": False, "missing": "no trace"})
     report.write(args.out, rows)

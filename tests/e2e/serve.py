@@ -66,11 +66,9 @@ def main() -> None:
     os.environ.update(mode.environment)
     import sglang
 
-    arguments = dict(mode.arguments)
-    if arguments["speculative_algorithm"] == "DFLASH":
-        arguments["speculative_draft_model_path"] = str(args.draft)
+    ports = {"port": args.port, "nccl_port": args.port + 50}
     inputs, begin = prompts(args.target), time.time()
-    engine = sglang.Engine(**engine_arguments(args.target, port=args.port, nccl_port=args.port + 50, **arguments))
+    engine = sglang.Engine(**engine_arguments(args.target, args.draft, **ports, **mode.arguments))
     started = time.time() - begin
     rows = serve(engine, inputs)
     served = time.time() - begin - started

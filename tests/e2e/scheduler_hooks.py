@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sglang.Engine whose scheduler process is prepared before it starts: HOOKS names how, and "watch" where to write.
+
+* `native`: float32. SGLang's fused norm, rotary and activation kernels take half precision; their own plain PyTorch
+  forms stand in.
+* `causal`: a negative control. DDTREE's mask for SGLang's own backends shows every node all nodes before it.
+* `watch`: whenever the scheduler is idle after it has done something, one JSON line about its pools is appended to the
+  file named by $TV_E2E_WATCH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+NAMES, WATCH = "TV_E2E_HOOKS", "TV_E2E_WATCH"
+
+
+def engine(hooks: tuple[str, ...], arguments: dict[str, Any]) -> Any:
+    """A started Engine with these hooks."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    os.environ[NAMES] = " ".join(hooks)
+
+    class Hooked(Engine):
+        run_scheduler_process_func = staticmethod(run_scheduler)
+
+    return Hooked(**arguments)
+
+
+def run_scheduler(*arguments: Any, **more: Any) -> Any:
+    """What SGLang starts as its scheduler process."""
+    from sglang.srt.managers.scheduler import run_scheduler_process
+
+    for name in os.environ.get(NAMES, "").split():
+        {"native": native, "causal": causal, "watch": watch}[name]()
+    return run_scheduler_process(*arguments, **more)
+
+
+def native() -> None:
+    """Plain PyTorch for what has half-precision kernels only."""
+    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.rotary_embedding import RotaryEmbedding
+    from sglang.srt.models import utils
+
+    for module in (RMSNorm, RotaryEmbedding, SiluAndMul):
+        module.forward_cuda = module.forward_native
+    utils.can_use_fused_inplace_qknorm = lambda head_dim, dtype: False
+
+
+def causal() -> None:
+    """A mask that lets nodes see each other's branches."""
+    from sglang.srt.treeverify.ddtree import verify_input
+
+    honest = verify_input.full_mask
+    verify_input.full_mask = lambda visible, prefix_lens: honest(visible.new_ones(visible.shape).tril(), prefix_lens)
+
+
+def watch() -> None:
+    """Appends `pools` of an idle scheduler to the watch file, once for every change."""
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
+
+    path, seen = Path(os.environ[WATCH]), {"state": None, "retracted": 0, "batch_sizes": set()}
+    on_idle, retract, run_batch = Scheduler.on_idle, ScheduleBatch.retract_decode, Scheduler.run_batch
+
+    def idle(self: Any) -> None:
+        on_idle(self)  # SGLang's own check, which raises on a leak
+        state = (self.forward_ct, self.token_to_kv_pool_allocator.available_size())
+        if self.is_fully_idle() and state != seen["state"]:
+            seen["state"] = state
+            line = {**pools(self), "retracted": seen["retracted"], "batch_sizes": sorted(seen["batch_sizes"])}
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def counted(self: Any, *arguments: Any, **more: Any) -> Any:
+        result = retract(self, *arguments, **more)
+        seen["retracted"] += len(result[0])
+        return result
+
+    def ran(self: Any, batch: Any, *arguments: Any, **more: Any) -> Any:
+        if batch.forward_mode.is_decode():
+            seen["batch_sizes"].add(batch.batch_size())
+        return run_batch(self, batch, *arguments, **more)
+
+    Scheduler.on_idle, ScheduleBatch.retract_decode, Scheduler.run_batch = idle, counted, ran
+
+
+def pools(scheduler: Any) -> dict[str, Any]:
+    """Where the slots of an idle scheduler are: free, or held by the radix cache; and its rows of req_to_token.
+
+    `each_once`: free and cached slots together are every slot of the pool, each exactly once.
+    """
+    import torch
+
+    allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    free = torch.cat([allocator.free_pages, allocator.release_pages])
+    cached = cache.all_values_flatten() if cache.root_node.children else free[:0]
+    together = torch.cat([free, cached.to(free)]).sort().values
+    whole = torch.arange(1, allocator.size + 1, dtype=together.dtype, device=together.device)
+    return {
+        "total": int(allocator.size), "free": len(free), "cached": len(cached),
+        "each_once": together.shape == whole.shape and bool(torch.equal(together, whole)),
+        "rows": int(scheduler.req_to_token_pool.size), "rows_free": len(scheduler.req_to_token_pool.free_slots),
+        "steps": int(scheduler.forward_ct),
+    }  # fmt: skip

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the stages do to a scheduler process, on real SGLang without a GPU: hooks, the pool's books, arguments."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from worker import Worker
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "tiny_mla"
+
+
+@pytest.fixture(scope="module")
+def patched(patched_tree: Path) -> Iterator[Worker]:
+    worker = Worker(patched_tree)
+    yield worker
+    worker.close()
+
+
+def causal_mask() -> list[list[int]]:
+    import scheduler_hooks
+    import torch
+    from sglang.srt.treeverify.ddtree import verify_input
+
+    scheduler_hooks.causal()
+    return verify_input.full_mask(torch.eye(3, dtype=torch.bool)[None], [2]).view(3, 5).int().tolist()
+
+
+def native_forms() -> list[bool]:
+    import scheduler_hooks
+    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.rotary_embedding import RotaryEmbedding
+
+    scheduler_hooks.native()
+    return [module.forward_cuda is module.forward_native for module in (RMSNorm, RotaryEmbedding, SiluAndMul)]
+
+
+def pool_books(wrong: str) -> dict[str, Any]:
+    """A pool of twelve slots, five of them in the radix cache; `wrong` says what was done to it."""
+    import torch
+    from scheduler_hooks import pools
+    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+
+    rows = ReqToTokenPool(4, 8, "cpu", False)
+    allocator = TokenToKVPoolAllocator(12, torch.float32, "cpu", None, False)
+    cache = RadixCache(CacheInitParams(False, rows, allocator, 1))
+    if wrong != "nothing cached":
+        cache.insert(InsertParams(key=RadixKey([7, 8, 9, 7, 7]), value=allocator.alloc(5)))
+    if wrong == "leak":
+        allocator.alloc(1)
+    if wrong == "freed twice":
+        allocator.free(torch.tensor([9]))
+    if wrong == "leak and freed twice":
+        allocator.alloc(1)
+        allocator.free(torch.tensor([9]))
+    scheduler = SimpleNamespace(
+        token_to_kv_pool_allocator=allocator, tree_cache=cache, req_to_token_pool=rows, forward_ct=3
+    )
+    return pools(scheduler)
+
+
+def completed(arguments: dict[str, Any]) -> list[int]:
+    from mla_rig import server_args
+    from sglang.srt.treeverify.ddtree import algorithm
+
+    args = server_args(**arguments, device="cpu")
+    algorithm.complete(args)
+    return [args.speculative_num_draft_tokens, args.speculative_dflash_block_size, args.max_running_requests]
+
+
+def argument_names() -> list[str]:
+    import dataclasses
+
+    from sglang.srt.server_args import ServerArgs
+
+    return [field.name for field in dataclasses.fields(ServerArgs)]
+
+
+def test_causal_hook_shows_nodes_each_others_branches(patched: Worker) -> None:
+    assert patched(causal_mask) == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+
+
+def test_native_hook(patched: Worker) -> None:
+    assert patched(native_forms) == [True] * 3
+
+
+@pytest.mark.parametrize("wrong", ["", "nothing cached"])
+def test_whole_pool(patched: Worker, wrong: str) -> None:
+    import churn
+
+    books = patched(pool_books, wrong=wrong)
+    assert churn.exact_pool(books) and books["cached"] == (0 if wrong else 5)
+
+
+@pytest.mark.parametrize("wrong", ["leak", "freed twice", "leak and freed twice"])
+def test_lost_and_doubled_slots_are_found(patched: Worker, wrong: str) -> None:
+    import churn
+
+    assert not churn.exact_pool(patched(pool_books, wrong=wrong))
+
+
+def test_all_servers_have_arguments_that_sglang_takes(patched: Worker, tmp_path: Path) -> None:
+    import churn
+    import lossless
+    import modes
+    import sampling
+    import tiny_gqa
+
+    gqa = tiny_gqa.write(tmp_path)
+    tables = (
+        (lossless.SERVERS, lossless.ROOM),
+        (sampling.SERVERS, sampling.CAPACITY),
+        (churn.SERVERS, churn.SMALL),
+        ({name: lossless.Server("mla", mode.arguments) for name, mode in modes.MODES.items()}, {}),
+    )
+    names, trees = set(patched(argument_names)), 0
+    for servers, shared in tables:
+        for server in servers.values():
+            target, draft = gqa if server.model == "gqa" else (DATA / "target", DATA / "draft")
+            arguments = modes.engine_arguments(target, draft, **{**shared, **server.arguments})
+            assert set(arguments) <= names
+            if arguments.get("speculative_algorithm") == "DDTREE":
+                width, block, _ = patched(completed, arguments=arguments)
+                assert (width, block) == (arguments["speculative_num_draft_tokens"], lossless.BLOCK)
+                trees += 1
+    assert trees >= 15
