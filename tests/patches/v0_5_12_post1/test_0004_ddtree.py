@@ -285,6 +285,41 @@ def test_sampled_output_has_the_targets_law(patched: Worker, top_k: int) -> None
     assert warmer < 1e-6, "the check can fail"
 
 
+def _drawn(rank: int, folder: str) -> list[list[int]]:
+    """Tokens of a sampled and of a greedy batch on one of two ranks, whose generators differ."""
+    import torch
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.treeverify.ddtree.sampling import predict
+    from tree_batch import VOCABULARY, TreeBatch, sampling
+
+    tokens = []
+    for temperature in (1.0, 0.0):
+        trees = TreeBatch([[1, 2], [3, 4]], [sampling(temperature=temperature)] * 2)
+        if temperature:  # from here on this is one of two
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
+            parallel_state.init_distributed_environment(2, rank, f"file://{folder}/store", rank, "gloo")
+            parallel_state.initialize_model_parallel(2, backend="gloo")
+        torch.manual_seed(rank)
+        output = LogitsProcessorOutput(torch.zeros(2 * 40, VOCABULARY), None)
+        tokens.append(predict(output, trees.batch.sampling_info, torch.arange(80), 40, trees.sampler).flatten().tolist())
+    return tokens
+
+
+def drawn_by_two_ranks(folder: str) -> list[list[list[int]]]:
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return pool.starmap(_drawn, [(rank, folder) for rank in range(2)], chunksize=1)
+
+
+def test_ranks_draw_the_same_tokens(patched: Worker, tmp_path: Path) -> None:
+    (sampled, greedy), others = patched(drawn_by_two_ranks, folder=str(tmp_path))
+    assert others == [sampled, greedy]
+    assert len(set(sampled)) > 6 and set(greedy) == {0}
+
+
 def nan_is_told() -> dict[str, Any]:
     import logging
 
