@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "hopper/shape.cuh"
 #include "index.h"
 #include "kernel.h"
 #include "params.h"
@@ -11,7 +12,7 @@
 
 // Row tiles of the verify kernels of each design, ascending.
 #define TV_PORTABLE(DO, NAME) DO(NAME, 8) DO(NAME, 16) DO(NAME, 24) DO(NAME, 32) DO(NAME, 40) DO(NAME, 48)
-#define TV_HOPPER(DO, NAME) DO(NAME, 16) DO(NAME, 32) DO(NAME, 48) DO(NAME, 64) DO(NAME, 72)
+#define TV_HOPPER(DO, NAME) DO(NAME, 16) DO(NAME, 32) DO(NAME, 48) DO(NAME, 72)
 
 #define TV_DECLARE(NAME, ROWS) extern const tv::Kernel NAME##_r##ROWS##_info;
 #define TV_ENTRY(NAME, ROWS) {&NAME##_r##ROWS##_info, ROWS},
@@ -22,7 +23,10 @@ TV_PORTABLE(TV_DECLARE, tv_verify_wide_bf16)
 TV_PORTABLE(TV_DECLARE, tv_verify_wide_fp16)
 TV_HOPPER(TV_DECLARE, tv_hopper_bf16)
 TV_HOPPER(TV_DECLARE, tv_hopper_fp16)
+extern const tv::Kernel tv_hopper_bf16_m64_info, tv_hopper_fp16_m64_info;
 extern const tv::Kernel tv_combine_bf16_info, tv_combine_fp16_info, tv_prep_info, tv_plan_info;
+extern const tv::Kernel tv_build_tree_info, tv_walk_tree_info;
+extern const tv::Kernel tv_head_lists_bf16_info, tv_head_lists_fp16_info, tv_head_lists_fp32_info, tv_head_merge_info;
 
 namespace {
 
@@ -37,15 +41,23 @@ constexpr Entry kKernels[] = {
     {&tv_combine_fp16_info, 0},
     {&tv_prep_info, 0},
     {&tv_plan_info, 0},
+    {&tv_build_tree_info, 0},
+    {&tv_walk_tree_info, 0},
+    {&tv_head_lists_bf16_info, 0},
+    {&tv_head_lists_fp16_info, 0},
+    {&tv_head_lists_fp32_info, 0},
+    {&tv_head_merge_info, 0},
     TV_PORTABLE(TV_ENTRY, tv_verify_bf16)       //
     TV_PORTABLE(TV_ENTRY, tv_verify_fp16)       //
     TV_PORTABLE(TV_ENTRY, tv_verify_wide_bf16)  //
     TV_PORTABLE(TV_ENTRY, tv_verify_wide_fp16)  //
     TV_HOPPER(TV_ENTRY, tv_hopper_bf16)         //
     TV_HOPPER(TV_ENTRY, tv_hopper_fp16)         //
+    {&tv_hopper_bf16_m64_info, tv::hopper::kManyRowTile},
+    {&tv_hopper_fp16_m64_info, tv::hopper::kManyRowTile},
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
-constexpr int kCombine = 0, kPrep = 2, kPlan = 3, kVerify = 4;
+constexpr int kCombine = 0, kPrep = 2, kPlan = 3;
 constexpr int kDtypes = 2;
 
 // Verify kernels of one design.
@@ -53,9 +65,17 @@ struct Set {
   TvPath path;
   int first, count;  // in kKernels; `count` for each dtype
   bool aligned_q;    // reads q in pieces of 16 bytes
+  int many;          // in kKernels, by dtype: those for requests of many rows; 0: none
 
   int at(int dtype, int i) const { return first + dtype * count + i; }
   int max_row_tile() const { return kKernels[at(0, count - 1)].row_tile; }
+  // Of the kernels for `dtype`, the one for requests of `rows` query rows.
+  int pick(int dtype, int rows) const {
+    if (many && tv::hopper::has_many_rows(rows)) return many + dtype;
+    int index = at(dtype, 0);
+    while (kKernels[index].row_tile < tv::row_tile(rows, max_row_tile())) ++index;
+    return index;
+  }
   bool answers(int wanted) const {
     return wanted == TV_PATH_AUTO || wanted == path || (wanted == TV_PATH_PORTABLE && path == TV_PATH_NARROW);
   }
@@ -63,16 +83,19 @@ struct Set {
 
 // In order of preference: the first that is wanted, and that the device and the arguments allow.
 constexpr int kPortableTiles = TV_PORTABLE(TV_ONE, ), kHopperTiles = TV_HOPPER(TV_ONE, );
+constexpr int kVerify = kKernelCount - kDtypes * (2 * kPortableTiles + kHopperTiles + 1);  // 1: for many rows
 constexpr int kNarrow = kVerify, kWide = kNarrow + kDtypes * kPortableTiles, kHopper = kWide + kDtypes * kPortableTiles;
 constexpr Set kSets[] = {
-    {TV_PATH_HOPPER, kHopper, kHopperTiles, true},
-    {TV_PATH_PORTABLE, kWide, kPortableTiles, false},
-    {TV_PATH_NARROW, kNarrow, kPortableTiles, false},
+    {TV_PATH_HOPPER, kHopper, kHopperTiles, true, kHopper + kDtypes* kHopperTiles},
+    {TV_PATH_PORTABLE, kWide, kPortableTiles, false, 0},
+    {TV_PATH_NARROW, kNarrow, kPortableTiles, false, 0},
 };
 constexpr int kSetCount = sizeof(kSets) / sizeof(kSets[0]);
 static_assert(kKernels[kWide - 1].row_tile == tv::portable::kMaxRowTile);
+static_assert(kKernels[kKernelCount - kDtypes - 1].row_tile == tv::hopper::kMaxRowTile);
 
 constexpr int kMaxRequestRows = 1 << 20;  // query rows of a request: exact in a float
+constexpr int kCombineBlocks = 640;       // fit an H200 at once, nearly five a multiprocessor
 constexpr int kMaxDevices = 64;
 constexpr int kMaxGridY = 65535;
 constexpr int kMaxPlannedSplits = 1024;
@@ -91,7 +114,8 @@ cudaError_t prepare(const Set& set, int device) {
     if (const int code = state->load(std::memory_order_relaxed)) return static_cast<cudaError_t>(code - 1);
   }
   cudaError_t err = cudaSuccess;
-  for (int i = set.first; i < set.first + kDtypes * set.count && err == cudaSuccess; ++i) {
+  const int end = set.first + kDtypes * set.count + (set.many ? kDtypes : 0);
+  for (int i = set.first; i < end && err == cudaSuccess; ++i) {
     const tv::Kernel& k = *kKernels[i].kernel;
     err = k.function == nullptr
               ? cudaErrorNoKernelImageForDevice
@@ -190,9 +214,7 @@ extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
   if (!is_launchable(*p)) return cudaErrorInvalidValue;
   const Set* set = nullptr;
   if (const cudaError_t err = choose(p->path, is_q_aligned(*p), &set)) return err;
-  const int rows = p->max_q * p->heads, wanted = tv::row_tile(rows, set->max_row_tile());
-  int index = set->at(p->dtype, 0);
-  while (kKernels[index].row_tile < wanted) ++index;
+  const int rows = p->max_q * p->heads, index = set->pick(p->dtype, rows);
 
   // One more block along y answers for rows that no request covers; else combine does.
   const bool direct = p->splits <= p->bs;
@@ -200,12 +222,12 @@ extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
   if (const cudaError_t err = launch(index, grid, kKernels[index].kernel->threads, p, stream)) return err;
   if (direct) return cudaSuccess;
 
-  // As many warps of a block share the splits of a piece of a row as leave a few to each.
-  const int nsplit = p->split_indptr != nullptr ? tv::kMaxSplits : p->splits / p->bs;
-  const int combine = kCombine + p->dtype, warps = kKernels[combine].kernel->threads / 32;
-  const int sharing = nsplit > 16 ? 8 : nsplit > 8 ? 4 : nsplit > 4 ? 2 : 1, pieces = warps / sharing;
-  return launch(combine, dim3(tv::ceil_div(rows * tv::kCombinePieces, pieces), p->bs), dim3(32, sharing, pieces), p,
-                stream, has_early_launch(combine));
+  // Blocks that merge: a wave of them, no more than there are pieces of rows.
+  const int combine = kCombine + p->dtype, nsplit = p->splits / p->bs;
+  const int most = tv::ceil_div(rows * tv::kCombinePieces, nsplit), wave = kCombineBlocks / p->splits;
+  const int blocks = wave < 1 ? 1 : wave < most ? wave : most;
+  return launch(combine, dim3(blocks, p->splits), kKernels[combine].kernel->threads, p, stream,
+                has_early_launch(combine));
 }
 
 extern "C" int tv_mla_plan(const TvPlanParams* p, void* stream) {
@@ -215,6 +237,8 @@ extern "C" int tv_mla_plan(const TvPlanParams* p, void* stream) {
 
 extern "C" int tv_mla_prep(const TvPrepParams* p, void* stream) {
   if (p->bs < 1 || p->raw_bs < 0 || p->raw_bs > p->bs || p->n < 1) return cudaErrorInvalidValue;
+  const int64_t packed = int64_t(p->raw_bs) * p->n * tv::mask_words(p->n);
+  if (p->mask_kind == TV_MASK_PACKED && p->mask_numel < packed) return cudaErrorInvalidValue;
   // Enough blocks to hide the latency of a long row, no more than a wave or two for a wide batch.
   const int wanted = tv::ceil_div(int(p->row_stride), 2048), most = tv::ceil_div(512, p->bs);
   return launch(kPrep, dim3(wanted < most ? wanted : most, p->bs), kKernels[kPrep].kernel->threads, p, stream);

@@ -14,15 +14,14 @@ namespace tv::hopper {
 __device__ __forceinline__ uint32_t panel_offset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
 // Q, by the two warpgroups that have nothing else to do yet.
-template <typename T, int kRows>
+template <typename T, typename S>
 __device__ __forceinline__ void load_queries(const TvVerifyParams& p, const Request& req, int row0, uint32_t smem) {
-  using S = Shape<kRows>;
   constexpr int kAtOnce = 2 * kWarpgroup / 8;
   const int lane = threadIdx.x % 8, first = (threadIdx.x - kWarpgroup) / 8;
 #pragma unroll
-  for (int i = 0; i < (kRows + kAtOnce - 1) / kAtOnce; ++i) {
+  for (int i = 0; i < (S::kQueryRows + kAtOnce - 1) / kAtOnce; ++i) {
     const int r = i * kAtOnce + first, row = row0 + r;
-    if (r >= kRows) break;
+    if (r >= S::kQueryRows) break;
     const bool valid = row < req.rows;
     const int64_t token = valid ? req.first_token + row / p.heads : 0, head = valid ? row % p.heads : 0;
     const T* nope = static_cast<const T*>(p.q_nope) + token * p.q_nope_stride_t + head * p.q_nope_stride_h;
@@ -63,10 +62,9 @@ __device__ __forceinline__ void load_panel(const T* const (&src)[Rows::kCount], 
   }
 }
 
-template <typename T, int kRows>
+template <typename T, typename S>
 __device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req, Range range, Rows rows,
                                      uint32_t smem) {
-  using S = Shape<kRows>;
   const uint32_t at = panel_offset(threadIdx.x / 8, threadIdx.x % 8);
   int stage = 0, parity = 1;
 #pragma unroll 1

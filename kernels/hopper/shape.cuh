@@ -6,7 +6,9 @@
 
 namespace tv::hopper {
 
-constexpr int kMaxRowTile = 72;  // query rows a block: 9 tokens of 8 heads
+constexpr int kMaxRowTile = 72;   // query rows a block: 9 tokens of 8 heads
+constexpr int kFewRowTile = 48;   // up to here a block takes less time than one of the kernel for many rows (m64/)
+constexpr int kManyRowTile = 64;  // of that kernel; its block takes three quarters of the time of one of 72 rows
 constexpr int kWarpgroup = 128;
 constexpr int kThreads = 3 * kWarpgroup;  // one warpgroup loads, two compute
 constexpr int kTile = 64;                 // KV positions a tile: the M of a wgmma
@@ -19,6 +21,12 @@ constexpr int kHalf = (kPanels - 1) / 2;  // panels of V a warpgroup multiplies,
 constexpr int kLoaderRegisters = 40, kMathRegisters = 232;
 constexpr float kLazyRescale = 8;  // log2 units a maximum may grow before sums are scaled: P stays below 2^8
 
+// Whether a request with so many query rows gets the kernel for many rows.
+TV_HD bool has_many_rows(int rows) {
+  return row_tile(rows, kMaxRowTile) > kFewRowTile &&
+         3 * ceil_div(rows, kManyRowTile) <= 4 * ceil_div(rows, kMaxRowTile);
+}
+
 // What a block does, decided once and kept in shared memory.
 struct Job {
   int begin, end;   // KV positions
@@ -30,6 +38,7 @@ struct Job {
 
 template <int kRows>
 struct Shape {
+  static constexpr int kQueryRows = kRows;
   static constexpr int kN8 = kRows / 8;
   static constexpr int kQPanelBytes = kRows * 128;
   static constexpr int kProbBytes = kRows * 128;

@@ -11,12 +11,12 @@
 #pragma once
 
 #include "device.cuh"
-#include "hopper/loader.cuh"
+#include "hopper/block.cuh"
+#include "hopper/output.cuh"
 #include "hopper/ptx.cuh"
 #include "hopper/shape.cuh"
 #include "hopper/softmax.cuh"
 #include "hopper/wgmma.cuh"
-#include "kernel.h"
 
 namespace tv::hopper {
 
@@ -44,6 +44,12 @@ struct Math {
 #pragma unroll
       for (int j = 0; j < kN8; ++j) o[m][j][0] = o[m][j][1] = o[m][j][2] = o[m][j][3] = 0;
     }
+  }
+
+  __device__ __forceinline__ static void work(const TvVerifyParams& p, uint8_t* shared, int group) {
+    Math math(p, shared, group);
+    math.run();
+    math.finish();
   }
 
   __device__ __forceinline__ const Job& job() const { return *reinterpret_cast<const Job*>(shared + S::kJob); }
@@ -233,115 +239,10 @@ struct Math {
         dst[8 * j * S::kOutStride + m * 64 + 8 + S::kOutStride] = o[m][j][3] * scale.y;
       }
     }
-    if (slot >= 0) fence_async_reads();
-    sync_threads<2 * kWarpgroup>(3);
-    if (slot >= 0) {
-      if (i < rows) {
-        bulk_store(Workspace(p).partial(slot, row0 + i), smem + S::kOutRows + i * S::kOutStride * 4, kLatent * 4);
-        bulk_store_wait();
-      }
-      return;
-    }
-    const int64_t first_token = job().first_token;
-#pragma unroll 1
-    for (int row = i / 32; row < rows; row += 8) {
-      const float4* src = reinterpret_cast<const float4*>(rows_out + row * S::kOutStride) + lane;
-      const int64_t token = first_token + (row0 + row) / p.heads, head = (row0 + row) % p.heads;
-      uint2* dst = reinterpret_cast<uint2*>(static_cast<T*>(p.out) + token * p.out_stride_t + head * p.out_stride_h);
-#pragma unroll
-      for (int k = 0; k < kLatent / 128; ++k) {
-        const float4 v = src[32 * k];
-        dst[lane + 32 * k] = {pack2(T(), v.x, v.y), pack2(T(), v.z, v.w)};
-      }
-    }
+    write_rows<T, S::kOutStride>(p, job(), row0, shared + S::kOutRows);
   }
 };
 
-template <int kRows>
-__device__ __forceinline__ void init_barriers(uint32_t smem, float* reference) {
-  using S = Shape<kRows>;
-  const int i = threadIdx.x;
-  if (i < 3 * kStages) barrier_init(smem + S::kFull + 8 * i, kWarpgroup);
-  if (i < 2 * kStages) barrier_init(smem + S::kFree + 8 * i, kWarpgroup / 32);
-  if (i < kStages) barrier_init(smem + S::kProbFull + 8 * i, kWarpgroup);
-  if (i == 0) barrier_init(smem + S::kQueryFull, 2 * kWarpgroup);
-  if (i < kRows) reference[i] = -INFINITY;  // before the first tile
-}
-
-// A block without KV, or for rows that no request covers.
-template <typename T>
-__device__ __noinline__ void zero_rows(const TvVerifyParams& p, int first_row, int rows) {
-  for (int i = threadIdx.x; i < rows * (kLatent / 4); i += kThreads) {
-    const int row = first_row + i / (kLatent / 4);
-    T* dst = static_cast<T*>(p.out) + int64_t(row / p.heads) * p.out_stride_t + int64_t(row % p.heads) * p.out_stride_h;
-    reinterpret_cast<uint2*>(dst)[i % (kLatent / 4)] = {0, 0};
-  }
-}
-
-template <typename T, int kRows>
-__device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
-  using S = Shape<kRows>;
-  extern __shared__ __align__(1024) uint8_t shared[];
-  const int row0 = blockIdx.x * kRows;
-  const Split split = Split::of_block(p, blockIdx.y);
-  if (split.b >= p.bs) {
-    if (!writes_directly(p) || int(blockIdx.y) != p.splits) return;
-    for (int row = covered_rows(p) + row0; row < p.tokens * p.heads; row += gridDim.x * kRows) {
-      zero_rows<T>(p, row, min(kRows, p.tokens * p.heads - row));
-    }
-    return;
-  }
-  const Request req(p, split.b);
-  const int rows = min(req.rows - row0, kRows), active = active_splits(req.len.kv, split.count);
-  if (rows <= 0 || split.index >= max(active, 1)) return;
-  if (active == 0) return zero_rows<T>(p, req.first_token * p.heads + row0, rows);
-  const Range range = split_range(req.len.kv, split.count, split.index);
-
-  if (!writes_directly(p)) launch_dependents();
-
-  // The first loads are under way before anything else is set up.
-  const uint32_t smem = smem_address(shared);
-  const int role = uniform(threadIdx.x / kWarpgroup);
-  Rows first = {};
-  if (role == 0) {
-    first.fetch(p, req, range.begin, range.end);
-  } else {
-    load_queries<T, kRows>(p, req, row0, smem);
-  }
-  init_barriers<kRows>(smem, reinterpret_cast<float*>(shared + S::kReference));
-  if (threadIdx.x == 0) {
-    const int slot = active > 1 ? split.first + split.index : -1;
-    *reinterpret_cast<Job*>(shared + S::kJob) = {range.begin,     range.end, req.len.prefix, split.b, rows,
-                                                 req.first_token, slot};
-  }
-  __syncthreads();
-  if (role == 0) {
-    keep_registers<kLoaderRegisters>();
-    load<T, kRows>(p, req, range, first, smem);
-  } else {
-    take_registers<kMathRegisters>();
-    barrier_arrive_after_copies(smem + S::kQueryFull);
-    Math<T, kRows> math(p, shared, role - 1);
-    math.run();
-    math.finish();
-  }
-}
-
 }  // namespace tv::hopper
 
-// Defines the kernel and its host-side description for one element type and row tile. Without machine code for sm_90a
-// there is no function.
-#if defined(TV_HOST_ONLY)
-#define TV_HOPPER_FUNCTION(NAME, TYPE, ROWS) static constexpr const void* NAME##_function = nullptr;
-#else
-#define TV_HOPPER_FUNCTION(NAME, TYPE, ROWS)                            \
-  extern "C" __global__ void __launch_bounds__(tv::hopper::kThreads, 1) \
-      NAME(const __grid_constant__ TvVerifyParams p) {                  \
-    tv::hopper::verify_block<TYPE, ROWS>(p);                            \
-  }                                                                     \
-  static const void* const NAME##_function = reinterpret_cast<const void*>(NAME);
-#endif
-#define TV_HOPPER_KERNEL(NAME, TYPE, ROWS) \
-  TV_HOPPER_FUNCTION(NAME, TYPE, ROWS)     \
-  extern const tv::Kernel NAME##_info;     \
-  const tv::Kernel NAME##_info = {#NAME, NAME##_function, tv::hopper::Shape<ROWS>::kSmemBytes, tv::hopper::kThreads};
+#define TV_HOPPER_KERNEL(NAME, TYPE, ROWS) TV_HOPPER_KERNEL_OF(NAME, TYPE, tv::hopper::Math<TYPE, ROWS>)

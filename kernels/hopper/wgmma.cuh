@@ -66,4 +66,62 @@ TV_WGMMA_OF(__half, "f16")
 #undef TV_WGMMA_OF
 #undef TV_WGMMA
 
+// The same with the query rows on the M side. `a` in registers is laid out as sums are: a[0], a[2] are columns 0 .. 7,
+// 8 .. 15 of row l / 4, a[1], a[3] those of the row 8 below, two columns a register.
+
+// d [64 x 64] = a * b^T, or d += a * b^T, a in registers.
+template <typename T>
+struct WgmmaScores;
+
+// d [64 x 256] += a * b: the reduction runs down the rows of b's four panels.
+template <typename T>
+struct WgmmaValues;
+
+// Descriptor of panels side by side, `apart` bytes from one to the next, with the reduction down their rows.
+__device__ __forceinline__ uint64_t descriptor_of_panels(uint32_t addr, int apart) {
+  constexpr uint64_t kBlock = 1024 >> 4, kSwizzle128 = 1;
+  return kSwizzle128 << 62 | kBlock << 32 | uint64_t(apart >> 4) << 16 | addr >> 4;
+}
+
+#define TV_D_4(j) TV_D(j), TV_D(j + 1), TV_D(j + 2), TV_D(j + 3)
+#define TV_D_16X(j) TV_D_4(j), TV_D_4(j + 4), TV_D_4(j + 8), TV_D_4(j + 12)
+#define TV_REGS_128                                                                                      \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"   \
+  "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51," \
+  "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76," \
+  "%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,"    \
+  "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120," \
+  "%121,%122,%123,%124,%125,%126,%127"
+
+#define TV_WGMMA_M64_OF(TYPE, PTX_TYPE)                                                                           \
+  template <>                                                                                                     \
+  struct WgmmaScores<TYPE> {                                                                                      \
+    __device__ __forceinline__ static void run(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, bool more) { \
+      asm volatile(                                                                                               \
+          "{\n.reg .pred more;\nsetp.ne.b32 more, %37, 0;\n"                                                      \
+          "wgmma.mma_async.sync.aligned.m64n64k16.f32." PTX_TYPE "." PTX_TYPE " {" TV_REGS_32                     \
+          "}, {%32,%33,%34,%35}, %36, more, 1, 1, 0;\n}"                                                          \
+          : TV_D_64                                                                                               \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(more)));                                  \
+    }                                                                                                             \
+  };                                                                                                              \
+  template <>                                                                                                     \
+  struct WgmmaValues<TYPE> {                                                                                      \
+    __device__ __forceinline__ static void run(float (&d)[32][4], uint64_t a, uint64_t b) {                       \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." PTX_TYPE "." PTX_TYPE " {" TV_REGS_128          \
+                   "}, %128, %129, 1, 1, 1, 0, 1;"                                                                \
+                   : TV_D_16X(0), TV_D_16X(16)                                                                    \
+                   : "l"(a), "l"(b));                                                                             \
+    }                                                                                                             \
+    __device__ __forceinline__ static void run(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b) {           \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." PTX_TYPE "." PTX_TYPE " {" TV_REGS_128          \
+                   "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 1;"                                                  \
+                   : TV_D_16X(0), TV_D_16X(16)                                                                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
+    }                                                                                                             \
+  };
+TV_WGMMA_M64_OF(__nv_bfloat16, "bf16")
+TV_WGMMA_M64_OF(__half, "f16")
+#undef TV_WGMMA_M64_OF
+
 }  // namespace tv::hopper

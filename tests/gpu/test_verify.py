@@ -46,6 +46,15 @@ def test_context_lengths(make_case, kv, heads, n):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv", [9, 63, 64, 65, 127, 128, 129, 191, 193, 1000, 4992, 33_000])
+@pytest.mark.parametrize(("heads", "n"), [(8, 8), (16, 8), (64, 9), (40, 5)])
+def test_many_rows(make_case, heads, n, kv, dtype):
+    """One to nine whole blocks of 64 query rows, and a partial one; whole tiles of KV and partial ones."""
+    check(make_case([kv - n], n, heads, seed=kv, dtype=dtype))
+    check(make_case([kv - n, 70, 0], n, heads, seed=kv, dtype=dtype, nsplit=3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("qo_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("two_source", [False, True])
@@ -70,8 +79,9 @@ def test_split_counts(make_case, nsplit, kv):
 
 
 @pytest.mark.parametrize("nsplit", [1, 8])
-def test_every_row_is_written(make_case, nsplit):
-    case = make_case([100, 3], 9, 8, padded=3, extra_tokens=13, nsplit=nsplit)
+@pytest.mark.parametrize("heads", [8, 64])
+def test_every_row_is_written(make_case, heads, nsplit):
+    case = make_case([100, 3], 9, heads, padded=3, extra_tokens=13, nsplit=nsplit)
     check(case)
     assert torch.equal(case.out[2 * 9 :], torch.zeros_like(case.out[2 * 9 :]))
 
@@ -99,8 +109,9 @@ def test_more_draft_rows_than_tokens_write_nothing_behind_out(make_case, nsplit)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_logit_cap(make_case, dtype):
-    check(make_case([500], 9, 8, logit_cap=0.7, dtype=dtype))
+@pytest.mark.parametrize("heads", [8, 64])
+def test_logit_cap(make_case, heads, dtype):
+    check(make_case([500], 9, heads, logit_cap=0.7, dtype=dtype))
 
 
 def test_a_row_that_sees_nothing_is_zero(make_case):
@@ -111,8 +122,9 @@ def test_a_row_that_sees_nothing_is_zero(make_case):
     assert not case.out[2].any()
 
 
-def test_large_scores_do_not_overflow(make_case):
-    case = make_case([3000], 9, 8)
+@pytest.mark.parametrize("heads", [8, 64])
+def test_large_scores_do_not_overflow(make_case, heads):
+    case = make_case([3000], 9, heads)
     case.q_nope.mul_(30)
     check(case)
 

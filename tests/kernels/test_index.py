@@ -18,10 +18,12 @@ SHIM = r"""
 extern "C" {
 int constant(int i) {
   const int all[] = {tv::kLatent, tv::kRope, tv::kKeyDim, tv::kMaxSplits, tv::kChunkUnit,
-                     tv::portable::kMaxRowTile, tv::hopper::kMaxRowTile};
+                     tv::portable::kMaxRowTile, tv::hopper::kMaxRowTile, tv::hopper::kFewRowTile,
+                     tv::hopper::kManyRowTile};
   return all[i];
 }
 int row_tile(int rows, int most) { return tv::row_tile(rows, most); }
+bool has_many_rows(int rows) { return tv::hopper::has_many_rows(rows); }
 int chunk_len(int kv, int nsplit) { return tv::chunk_len(kv, nsplit); }
 void split_range(int kv, int nsplit, int s, int* out) {
   const tv::Range r = tv::split_range(kv, nsplit, s);
@@ -50,7 +52,7 @@ KV = st.one_of(st.integers(0, 4096), st.integers(0, 2**31 - 4096))
 def index(host_build):
     lib = host_build("index", SHIM)
     lib.causal_word.restype = lib.low_bits.restype = lib.packed_window.restype = ctypes.c_uint64
-    lib.packed_bit.restype = ctypes.c_bool
+    lib.packed_bit.restype = lib.has_many_rows.restype = ctypes.c_bool
     lib.request_lengths.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_bool, ctypes.c_void_p]
     lib.byte_mask.argtypes = [
         ctypes.c_bool,
@@ -69,8 +71,8 @@ def ints(count: int, kind=ctypes.c_int):
 
 def test_constants_are_those_of_the_plan(index):
     expected = [plan.LATENT, plan.ROPE, plan.KEY_DIM, plan.MAX_SPLITS, plan.CHUNK_UNIT]
-    expected += [plan.PORTABLE_ROW_TILE, plan.HOPPER_ROW_TILE]
-    assert [index.constant(i) for i in range(7)] == expected
+    expected += [plan.PORTABLE_ROW_TILE, plan.HOPPER_ROW_TILE, plan.HOPPER_FEW_ROW_TILE, plan.HOPPER_MANY_ROW_TILE]
+    assert [index.constant(i) for i in range(9)] == expected
 
 
 @settings(deadline=None)
@@ -97,14 +99,20 @@ def test_row_tile(index, rows, most):
     assert tile == plan.row_tile(rows, most)
     assert tile % 8 == 0 and 8 <= tile <= most
     blocks = -(-rows // tile)
-    assert blocks == -(-rows // most) == plan.row_blocks(rows, 1, most), "no more blocks than the largest tile needs"
+    assert blocks == -(-rows // most), "no more blocks than the largest tile needs"
+    assert plan.has_many_rows(rows, most) or blocks == plan.row_blocks(rows, 1, most)
     assert blocks * tile - rows < 8 * blocks, "tiles are filled evenly"
 
 
 @given(rows=st.integers(1, 256 * 128))
 def test_an_instance_that_holds_the_tile_needs_no_more_blocks(index, rows):
-    """The Hopper path has five row tiles: the next larger one serves, in as many blocks."""
-    instance = next(i for i in (16, 32, 48, 64, 72) if i >= index.row_tile(rows, plan.HOPPER_ROW_TILE))
+    """The Hopper path has four row tiles: the next one up serves, in as many blocks; many rows get another kernel."""
+    assert index.has_many_rows(rows) == plan.has_many_rows(rows, plan.HOPPER_ROW_TILE)
+    if index.has_many_rows(rows):
+        assert -(-rows // plan.HOPPER_MANY_ROW_TILE) == plan.row_blocks(rows, 1, plan.HOPPER_ROW_TILE)
+        return
+    tiles = (16, 32, plan.HOPPER_FEW_ROW_TILE, plan.HOPPER_ROW_TILE)
+    instance = next(tile for tile in tiles if tile >= index.row_tile(rows, plan.HOPPER_ROW_TILE))
     assert -(-rows // instance) == plan.row_blocks(rows, 1, plan.HOPPER_ROW_TILE)
 
 

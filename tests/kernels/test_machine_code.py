@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvcc makes of the verify kernels: products as counted on paper, no spills, wgmma on sm_90a and nowhere else."""
+"""What nvcc makes of the kernels: products as counted on paper, no spills, wgmma on sm_90a and nowhere else."""
 
 from __future__ import annotations
 
@@ -48,13 +48,26 @@ def test_wide_on_sm_90a(tmp_path):
     assert found["spill"] == 0 and found["HGMMA"] == 0
 
 
-def test_hopper_on_sm_90a(tmp_path):
-    found = counts("hopper/inst/verify_bf16_r72.cu", "90a", tmp_path)["tv_hopper_bf16_r72"]
+@pytest.mark.parametrize("rows", ["r72", "m64"])
+def test_hopper_on_sm_90a(rows, tmp_path, capfd):
+    found = counts(f"hopper/inst/verify_bf16_{rows}.cu", "90a", tmp_path)[f"tv_hopper_bf16_{rows}"]
     assert found["HGMMA"] > 0 and found["HMMA"] == 0
     assert found["spill"] == 0
+    assert "instructions are serialized" not in capfd.readouterr().err, "ptxas waits after each product"
+
+
+def test_hopper_of_many_rows_issues_its_products_once_a_tile(tmp_path):
+    """36 for the scores; 4 for each half of the values, of a group's own tile, of the other's, and behind the loop."""
+    found = counts("hopper/inst/verify_bf16_m64.cu", "90a", tmp_path)["tv_hopper_bf16_m64"]
+    assert found["HGMMA"] == 2 * (36 + 4 + 4 + 4)
 
 
 @pytest.mark.parametrize("unit", ["hopper/inst/verify_bf16_r72.cu", "portable/inst/verify_wide_bf16_r48.cu"])
 def test_a_unit_of_another_architecture_has_no_kernel(unit, tmp_path):
     """An empty one would be launched there, and leave the output as it was."""
     assert counts(unit, "120", tmp_path, "-DTV_HOST_ONLY") == {}
+
+
+@pytest.mark.parametrize(("unit", "kernel"), [("tree/build.cu", "tv_build_tree"), ("tree/walk.cu", "tv_walk_tree")])
+def test_tree_kernels_stay_in_registers(unit, kernel, tmp_path):
+    assert counts(unit, "120", tmp_path)[kernel]["spill"] == 0

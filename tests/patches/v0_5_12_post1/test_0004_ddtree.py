@@ -303,7 +303,8 @@ def _drawn(rank: int, folder: str) -> list[list[int]]:
             parallel_state.initialize_model_parallel(2, backend="gloo")
         torch.manual_seed(rank)
         output = LogitsProcessorOutput(torch.zeros(2 * 40, VOCABULARY), None)
-        tokens.append(predict(output, trees.batch.sampling_info, torch.arange(80), 40, trees.sampler).flatten().tolist())
+        drawn = predict(output, trees.batch.sampling_info, torch.arange(80), 40, trees.sampler)
+        tokens.append(drawn.flatten().tolist())
     return tokens
 
 

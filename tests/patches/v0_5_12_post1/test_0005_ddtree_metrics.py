@@ -46,7 +46,8 @@ def reported(trees: bool) -> dict[str, Any]:
         current_scheduler_metrics_enabled=False, is_stats_logging_rank=True, enable_mfu_metrics=False,
         forward_ct_decode=0, last_decode_stats_tic=time.perf_counter() - 1, num_generated_tokens=5,
         get_pool_stats=lambda: pool, waiting_queue=[], disaggregation_mode=None, _graph_backend_label="cuda graph",
-        fwd_occupancy=0.0, forward_ct=1, is_hybrid_swa=False, scheduler_status_logger=None, _publish_kv_events=lambda: None,
+        fwd_occupancy=0.0, forward_ct=1, is_hybrid_swa=False, scheduler_status_logger=None,
+        _publish_kv_events=lambda: None,
     )  # fmt: skip
     SchedulerMetricsMixin.report_decode_stats(scheduler, True, batch)
     found = {"line": lines[-1], "nodes": None, "stages": {}}

@@ -23,6 +23,10 @@ MAX_PLANNED_SPLITS = 1024
 DEFAULT_SM_COUNT = 64
 PORTABLE_ROW_TILE = 48
 HOPPER_ROW_TILE = 72
+HOPPER_FEW_ROW_TILE = 48
+"""Row tiles of the Hopper path up to which the kernel for few rows is the faster one."""
+HOPPER_MANY_ROW_TILE = 64
+"""Of the Hopper kernel for requests of many rows."""
 
 MAX_Q = 256
 """Widest draft, in tokens a request, that the kernels and buffers are sized and tested for."""
@@ -54,9 +58,17 @@ def row_tile(rows: int, most: int) -> int:
     return _ceil_div(_ceil_div(rows, blocks), 8) * 8
 
 
+def has_many_rows(rows: int, most: int) -> bool:
+    """Whether the path with row tiles of at most `most` has a kernel for requests of as many as `rows` query rows."""
+    if most != HOPPER_ROW_TILE or row_tile(rows, most) <= HOPPER_FEW_ROW_TILE:
+        return False
+    return 3 * _ceil_div(rows, HOPPER_MANY_ROW_TILE) <= 4 * _ceil_div(rows, most)
+
+
 def row_blocks(n: int, heads: int, max_row_tile: int) -> int:
     """Blocks that share the query rows of a request."""
-    return _ceil_div(n * heads, max_row_tile)
+    rows = n * heads
+    return _ceil_div(rows, HOPPER_MANY_ROW_TILE if has_many_rows(rows, max_row_tile) else max_row_tile)
 
 
 @functools.cache
