@@ -33,6 +33,7 @@ setup() {
     if [ ! -e "$site/.unpacked" ]; then
         mkdir -p "$site"
         for part in build/gpu/parts/*.tar.xz; do tar -xf "$part" -C "$site"; done
+        python3 -m compileall -q -j 0 "$site" >/dev/null || true # servers import it side by side
         touch "$site/.unpacked"
     fi
     mkdir -p build/gpu/pylib
