@@ -31,8 +31,9 @@ class TreeBatch:
     """Requests after their prefill, each with its first output token."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[Any], *, slots: int = 4096, seed: int = 0, **args: Any
-    ) -> None:
+        self, prompts: Sequence[Sequence[int]], params: Sequence[Any], *, slots: int = 4096, seed: int = 0,
+        eos: int | None = None, **args: Any,
+    ) -> None:  # fmt: skip
         from sglang.srt.layers.sampler import Sampler
         from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
         from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
@@ -55,9 +56,11 @@ class TreeBatch:
         reqs = [
             Req(str(i), "", list(prompt), p, eos_token_ids=set(), vocab_size=VOCABULARY) for i, (prompt, p) in pairs
         ]
+        for req in reqs:
+            req.tokenizer = None if eos is None else SimpleNamespace(eos_token_id=eos, additional_stop_token_ids=None)
         self.batch = ScheduleBatch(
             reqs=reqs, req_to_token_pool=self.requests, token_to_kv_pool_allocator=self.allocator,
-            tree_cache=self.cache, model_config=SimpleNamespace(vocab_size=VOCABULARY), device="cpu",
+            tree_cache=self.cache, model_config=SimpleNamespace(vocab_size=VOCABULARY, think_end_id=None), device="cpu",
             forward_mode=ForwardMode.DECODE,
         )  # fmt: skip
         for req in reqs:
@@ -156,6 +159,20 @@ class TreeBatch:
         for req in reqs:
             release_kv_cache(req, self.cache)
         self.refresh([req for req in self.batch.reqs if req not in reqs])
+
+    def filter(self, finished: list[Any]) -> None:
+        """Releases requests and drops them as the running batch does: the others' sampling state goes on."""
+        from sglang.srt.mem_cache.common import release_kv_cache
+
+        for req in finished:
+            release_kv_cache(req, self.cache)
+        batch = self.batch
+        kept = [i for i, req in enumerate(batch.reqs) if req not in finished]
+        indices = torch.tensor(kept, dtype=torch.int64)
+        batch.reqs = [batch.reqs[i] for i in kept]
+        batch.seq_lens, batch.seq_lens_cpu = batch.seq_lens[indices], batch.seq_lens_cpu[indices]
+        batch.req_pool_indices, batch.seq_lens_sum = batch.req_pool_indices[indices], int(batch.seq_lens.sum())
+        batch.sampling_info.filter_batch(kept, indices)
 
     def unaccounted(self) -> int:
         """Slots that are neither free, nor the cache's, nor a running request's own; 0 where accounting is exact."""

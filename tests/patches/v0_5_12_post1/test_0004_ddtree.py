@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +83,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk"),
     ({"speculative_accept_threshold_single": 0.5}, "--speculative-accept-threshold"),
     ({"speculative_draft_window_size": 4}, "--speculative-draft-window-size"),
+    ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
 ]
 
 
@@ -303,7 +305,8 @@ def _drawn(rank: int, folder: str) -> list[list[int]]:
             parallel_state.initialize_model_parallel(2, backend="gloo")
         torch.manual_seed(rank)
         output = LogitsProcessorOutput(torch.zeros(2 * 40, VOCABULARY), None)
-        drawn = predict(output, trees.batch.sampling_info, torch.arange(80), 40, trees.sampler)
+        tree = SimpleNamespace(tokens=torch.zeros(2, 40), positions=torch.arange(80).view(2, 40))
+        drawn = predict(output, trees.batch.sampling_info, tree, trees.sampler)
         tokens.append(drawn.flatten().tolist())
     return tokens
 
@@ -315,8 +318,10 @@ def drawn_by_two_ranks(folder: str) -> list[list[list[int]]]:
         return pool.starmap(_drawn, [(rank, folder) for rank in range(2)], chunksize=1)
 
 
-def test_ranks_draw_the_same_tokens(patched: Worker, tmp_path: Path) -> None:
-    (sampled, greedy), others = patched(drawn_by_two_ranks, folder=str(tmp_path))
+def test_ranks_draw_the_same_tokens(patched_tree: Path, tmp_path: Path) -> None:
+    fresh = Worker(patched_tree)  # torch's threads do not survive a fork
+    (sampled, greedy), others = fresh(drawn_by_two_ranks, folder=str(tmp_path))
+    fresh.close()
     assert others == [sampled, greedy]
     assert len(set(sampled)) > 6 and set(greedy) == {0}
 
@@ -344,20 +349,86 @@ def test_nan_of_the_drafter_is_told_and_not_walked(patched: Worker) -> None:
     assert found["lengths"][1] == 1 and found["lost"] == 0
 
 
-def adjusted(**parameters: Any) -> list[int]:
-    """First new token of a greedy request under penalties or biases."""
-    from tree_batch import TreeBatch, sampling
+def penalised(n: int, eos: int | None, **parameters: Any) -> dict[str, Any]:
+    """Greedy output under penalties and biases, and the target's alone, which is penalised token by token."""
+    import torch
+    from tree_batch import VOCABULARY, TreeBatch, sampling
 
-    trees = TreeBatch([[1, 2, 3]], [sampling(max_new_tokens=2, **parameters)])
-    trees.step(3, 6, 4)
-    return [int(trees.table[3, trees.batch.reqs[0].output_ids[0]].argmax()), trees.batch.reqs[0].output_ids[1]]
+    asked = {"max_new_tokens": 30, "min_new_tokens": 0, **parameters}
+    trees = TreeBatch([[1, 2, 3], [4, 5, 6, 7]], [sampling(**asked), sampling(max_new_tokens=25)], eos=eos)
+    everyone, drafts = list(trees.batch.reqs), 0
+    while trees.batch.reqs:
+        drafts += sum(trees.step(4, n, 8)["drafts"])
+        trees.filter([req for req in trees.batch.reqs if req.finished()])
+    expected = []
+    for req, own in zip(everyone, (asked, {}), strict=True):
+        text = [*req.origin_input_ids, req.output_ids[0]]
+        while len(written := text[len(req.origin_input_ids) :]) < req.sampling_params.max_new_tokens:
+            logits = trees.table[text[-2], text[-1]].clone()
+            counts = torch.bincount(torch.tensor(written), minlength=VOCABULARY).float()
+            logits -= own.get("frequency_penalty", 0.0) * counts + own.get("presence_penalty", 0.0) * (counts > 0)
+            by = torch.where(counts > 0, own.get("repetition_penalty", 1.0), 1.0)
+            logits = torch.where(logits < 0, logits * by, logits / by)
+            if eos is not None and len(written) < own.get("min_new_tokens", 0):
+                logits[eos] = float("-inf")
+            for token, bias in own.get("logit_bias", {}).items():
+                logits[int(token)] += bias
+            text.append(int(logits.argmax()))
+            if text[-1] == eos:
+                break
+        expected.append(text[len(req.origin_input_ids) :])
+    return {"output": [req.output_ids for req in everyone], "expected": expected, "drafts": drafts}
 
 
-def test_logit_bias_and_penalties_reach_every_node(patched: Worker) -> None:
-    plain, drawn = patched(adjusted)
-    assert plain == drawn
-    plain, biased = patched(adjusted, logit_bias={str((plain + 1) % 12): 1000.0})
-    assert biased == (plain + 1) % 12
+PENALTIES: list[dict[str, Any]] = [
+    {"frequency_penalty": 0.9},
+    {"presence_penalty": 1.7},
+    {"repetition_penalty": 1.6},
+    {"min_new_tokens": 18},
+    {"logit_bias": {"3": 2.5, "7": -100.0}},
+    {"frequency_penalty": -0.4, "presence_penalty": 1.1, "repetition_penalty": 1.3, "min_new_tokens": 9},
+]
+
+
+@pytest.mark.parametrize("parameters", PENALTIES, ids=lambda value: "-".join(value))
+def test_penalties_follow_a_nodes_own_path(patched: Worker, parameters: dict[str, Any]) -> None:
+    eos = 11 if "min_new_tokens" in parameters else None
+    found, plain = patched(penalised, n=14, eos=eos, **parameters), patched(penalised, n=14, eos=eos)
+    assert found["output"] == found["expected"]
+    assert found["drafts"] > 3
+    assert found["output"][0] != plain["output"][0], "it makes a difference"
+    assert found["output"][1] == plain["output"][1], "to the request that asks for it"
+
+
+def refusals() -> dict[str, Any]:
+    """What the worker's own checks say of kinds of layers, and where they end requests."""
+    from absent_kernels import absent
+
+    absent()
+    from sglang.srt.treeverify.ddtree import worker
+    from sglang.srt.treeverify.gates import TreeRefused
+
+    def told(**target: Any) -> str:
+        given = {"mambaish_config": None, "sliding_window_size": None, "attn_backend": object(), **target}
+        try:
+            return str(worker._refuse(SimpleNamespace(**given)))
+        except TreeRefused as e:
+            return str(e)
+
+    ours = object.__new__(worker.DDTreeWorker)
+    ours.__dict__.update(_width=16, target_worker=SimpleNamespace(max_req_len=999, max_req_input_len=994))
+    ours._leave_room(1000)
+    return {
+        "plain": told(), "mamba": told(mambaish_config=object()), "window": told(sliding_window_size=128),
+        "room": [ours.target_worker.max_req_len, ours.target_worker.max_req_input_len],
+    }  # fmt: skip
+
+
+def test_layers_that_take_rows_for_positions_are_refused(patched: Worker) -> None:
+    found = patched(refusals)
+    assert found["plain"] == "None"
+    assert "recurrent" in found["mamba"] and "sliding-window" in found["window"]
+    assert found["room"] == [984, 979]
 
 
 def attached(backend: str) -> str:

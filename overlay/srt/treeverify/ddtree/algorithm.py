@@ -49,11 +49,13 @@ class DDTreeAlgorithm(CustomSpecAlgo):
 def register(algorithms: Any) -> None:
     """Makes DDTREE known to SpeculativeAlgorithm, which is given: its own module calls this."""
 
-    @algorithms.register(NAME, validate_server_args=complete, spec_class=DDTreeAlgorithm)  # type: ignore[untyped-decorator]
-    def worker(server_args: ServerArgs) -> type:
-        from .worker import DDTreeWorker
+    algorithms.register(NAME, validate_server_args=complete, spec_class=DDTreeAlgorithm)(_worker)
 
-        return DDTreeWorker
+
+def _worker(server_args: ServerArgs) -> type:
+    from .worker import DDTreeWorker
+
+    return DDTreeWorker
 
 
 def is_served() -> bool:
@@ -100,6 +102,9 @@ def _refuse(args: ServerArgs) -> None:
         "does not support pipeline parallelism: pass --pp-size 1": args.pp_size != 1,
         "does not support two-batch overlap: drop --enable-two-batch-overlap": args.enable_two_batch_overlap,
         "does not support PD multiplexing: drop --enable-pdmux": args.enable_pdmux,
+        "does not support prefill-decode disaggregation, which hands no draft KV over: drop --disaggregation-mode": (
+            args.disaggregation_mode != "null"
+        ),
         f"serves page size 1 only, got {args.page_size}: pass --page-size 1": args.page_size not in (None, 1),
         f"would have its tree mask ignored by the {backend} attention backend: pass --attention-backend "
         + " or ".join(BACKENDS): backend not in (None, *BACKENDS),

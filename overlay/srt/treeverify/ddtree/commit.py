@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 
@@ -30,12 +31,18 @@ class Accepted(NamedTuple):
     """The token the next step starts from."""
 
 
-def accept(req: Req, path: Path) -> Accepted:
-    """Appends the tokens of a path to a request's output, up to where it finishes (stop token, length, abort)."""
+def accept(req: Req, path: Path, think_end: int | None) -> Accepted:
+    """Appends the tokens of a path to a request's output, up to where it finishes (stop token, length, abort).
+
+    Args:
+        think_end: the token that ends the target's reasoning, None where it has none.
+    """
     appended = 0
     for token in path.tokens:
         req.output_ids.append(token)
         appended += 1
+        if req.require_reasoning and think_end is not None:
+            req.update_reasoning_tokens(token, think_end)
         req.check_finished()
         if req.finished():
             break
@@ -54,6 +61,14 @@ class Kept(NamedTuple):
     """int32 [bs]: tokens committed."""
     bonus: torch.Tensor
     """int64 [bs]."""
+    longest: int
+    """The greatest length."""
+
+    def pad(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` [all rows] of each request's rows, [bs, longest]: its last one again where it has fewer."""
+        ends = self.lengths.long().cumsum(0)[:, None]
+        steps = torch.arange(self.longest, device=ends.device)
+        return values[self.rows[torch.minimum(ends - self.lengths[:, None] + steps, ends - 1)]]
 
 
 @dataclass(frozen=True)
@@ -71,11 +86,10 @@ class Commit:
     @classmethod
     def of(cls, accepted: Sequence[Accepted], n: int, device: torch.device) -> Commit:
         """From each request's part; n nodes a tree. One copy to the device."""
-        kept = [b * n + node for b, mine in enumerate(accepted) for node in mine.nodes]
-        staying = set(kept)
-        freed = [row for row in range(len(accepted) * n) if row not in staying]
+        kept = np.array([b * n + node for b, mine in enumerate(accepted) for node in mine.nodes])
+        freed = np.delete(np.arange(len(accepted) * n), kept)
         lengths = [len(mine.nodes) for mine in accepted]
-        packed = torch.tensor(kept + freed + lengths + [mine.bonus for mine in accepted], dtype=torch.int64)
+        packed = torch.from_numpy(np.concatenate([kept, freed, lengths, [mine.bonus for mine in accepted]]))
         if device.type == "cuda":
             packed = packed.pin_memory()
         bs = len(accepted)
@@ -103,4 +117,4 @@ class Commit:
         batch.seq_lens.add_(lengths)
         batch.seq_lens_cpu.add_(torch.tensor(self.lengths_cpu, dtype=batch.seq_lens_cpu.dtype))
         batch.seq_lens_sum += total
-        return Kept(self.order[:total], self.lengths.to(torch.int32), self.bonus)
+        return Kept(self.order[:total], self.lengths.to(torch.int32), self.bonus, max(self.lengths_cpu))

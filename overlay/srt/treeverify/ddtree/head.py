@@ -61,7 +61,7 @@ class TopKHead:
         Returns:
             int64 ids [rows, k], likeliest first, and their fp32 log-probabilities [rows, k] under the softmax over the
             whole vocabulary, the same bits on every rank. Past the end of the vocabulary -1 and -inf. Log-probabilities
-            are NaN where there is no softmax: a logit is NaN or +inf, or all are -inf.
+            hold NaN where there is no softmax: all do where a logit is NaN or all are -inf, that of a +inf logit does.
 
         Raises:
             RuntimeError: the head is not vocab-parallel.

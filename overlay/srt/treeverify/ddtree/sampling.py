@@ -12,55 +12,72 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from . import penalties
+
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.layers.sampler import Sampler
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+    from .tree import DraftTree
+
+ROWS = 1024
+"""Nodes whose tokens are drawn at a time: probabilities take memory of the logits' size."""
+
 
 def predict(
-    output: LogitsProcessorOutput, sampling: SamplingBatchInfo, positions: torch.Tensor, n: int, sampler: Sampler
+    output: LogitsProcessorOutput, sampling: SamplingBatchInfo, tree: DraftTree, sampler: Sampler
 ) -> torch.Tensor:
     """Draws the token after each node.
 
     Args:
         output: of the verify pass; its next_token_logits [bs * n, V] are used up.
-        sampling: of the bs requests.
-        positions: int64 [bs * n], of the nodes: what a request's own seed is combined with.
-        n: nodes a tree.
+        sampling: of the bs requests. A request's own seed is combined with a node's position.
+        tree: of the bs requests, n nodes each.
         sampler: the target's.
 
     Returns:
         int64 [bs, n], the same on all ranks of tensor parallelism.
     """
-    _adjust(output.next_token_logits, sampling, n)
-    rows = _per_node(sampling, n)
-    tokens = sampler(output, rows, False, [], [], positions).to(torch.int64)
+    bs, n = tree.tokens.shape
+    logits = output.next_token_logits
+    _adjust(logits, sampling, tree)
+    at_a_time = bs if sampling.is_all_greedy else max(ROWS // n, 1)
+    parts = []
+    for first in range(0, bs, at_a_time):
+        requests = slice(first, first + at_a_time)
+        part = copy.copy(output)
+        part.next_token_logits = logits.view(bs, n, -1)[requests].flatten(0, 1)
+        rows = _per_node(sampling, requests, n)
+        parts.append(sampler(part, rows, False, [], [], tree.positions[requests].flatten()))
+    tokens = torch.cat(parts).to(torch.int64)
     if not sampling.is_all_greedy:
         _agree(tokens)
-    return tokens.view(-1, n)
+    return tokens.view(bs, n)
 
 
-def _adjust(logits: torch.Tensor, sampling: SamplingBatchInfo, n: int) -> None:
-    """Custom logit processors, penalties and biases, one for all nodes of a request, as DFLASH applies them."""
+def _adjust(logits: torch.Tensor, sampling: SamplingBatchInfo, tree: DraftTree) -> None:
+    """Custom logit processors and biases, the same for all nodes of a request, and penalties, by a node's path."""
+    bs, n = tree.tokens.shape
     if sampling.has_custom_logit_processor:
         from sglang.srt.layers.sampler import apply_custom_logit_processor
 
         apply_custom_logit_processor(logits, sampling, num_tokens_in_batch=n)
-    if sampling.penalizer_orchestrator.is_required or sampling.logit_bias is not None:
-        change = torch.zeros(len(sampling), logits.shape[1], dtype=torch.float32, device=logits.device)
-        sampling.apply_logits_bias(change)
-        logits.add_(change.repeat_interleave(n, dim=0))
+    by_node = logits.view(bs, n, -1)
+    if sampling.penalizer_orchestrator.is_required:
+        penalties.apply(sampling.penalizer_orchestrator, tree, by_node)
+    if sampling.logit_bias is not None:
+        by_node.add_(sampling.logit_bias[:, None])
 
 
-def _per_node(sampling: SamplingBatchInfo, n: int) -> SamplingBatchInfo:
-    """The same parameters, one row a node; logits are adjusted already."""
+def _per_node(sampling: SamplingBatchInfo, requests: slice, n: int) -> SamplingBatchInfo:
+    """The parameters of some requests, one row a node; logits are adjusted already."""
     rows = copy.copy(sampling)
     rows.has_custom_logit_processor = False
     for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed"):
         values = getattr(sampling, name)
         if values is not None:
-            setattr(rows, name, values.repeat_interleave(n, dim=0))
+            setattr(rows, name, values[requests].repeat_interleave(n, dim=0))
     return rows
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
+from . import penalties
 from .commit import Commit, accept
 from .masks import MaskForm, full_mask
 from .sampling import predict
@@ -67,11 +68,14 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             raise RuntimeError("treeverify: the verify pass returned no hidden states, which the drafter reads")
         self.stats.mark("verify")
         n = self.draft_token_num
-        predicted = predict(logits_output, batch.sampling_info, self.positions, n, self.sampler)
-        paths = self.tree.walk(predicted)
+        paths = self.tree.walk(predict(logits_output, batch.sampling_info, self.tree, self.sampler))
         self.stats.mark("walk")
-        commits = [accept(req, path) for req, path in zip(batch.reqs, paths, strict=True)]
+        think_end = batch.model_config.think_end_id
+        commits = [accept(req, path, think_end) for req, path in zip(batch.reqs, paths, strict=True)]
         kept = Commit.of(commits, n, batch.out_cache_loc.device).apply(batch)
+        if batch.sampling_info.penalizer_orchestrator.is_required:
+            tokens = kept.pad(self.tree.tokens.view(-1))
+            penalties.commit(batch.sampling_info.penalizer_orchestrator, tokens, kept.lengths)
         self.stats.count(paths)
         _report_nan(paths, batch)
         logits_output.hidden_states = None

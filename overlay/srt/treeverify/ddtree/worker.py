@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 
 from ..gates import TreeRefused
 from .algorithm import NAME
 from .head import TopKHead
-from .masks import form_for
+from .masks import MaskForm, form_for
 from .stats import Stats
 from .tree import Candidates, DraftTree
 from .verify_input import DDTreeVerifyInput
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ModelWorkerBatch, ScheduleBatch
     from sglang.srt.managers.scheduler import GenerationBatchResult
     from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
 
 TOPK = "TREEVERIFY_DDTREE_TOPK"
 """Candidates a position; the budget where unset. 1 drafts the chain that DFLASH drafts."""
@@ -36,19 +41,30 @@ class DDTreeWorker(DFlashWorker):
 
     def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **ranks: Any) -> None:
         target = target_worker.model_runner
-        if hasattr(target.attn_backend, "update_mamba_state_after_mtp_verify"):
-            raise TreeRefused(
-                f"treeverify: {NAME} cannot serve a target with recurrent layers (Mamba, linear attention), as their "
-                "state follows one chain; pass --speculative-algorithm DFLASH"
-            )
+        _refuse(target)
         self._mask_form = form_for(target.attn_backend)
         super().__init__(server_args=_drafter_args(server_args), target_worker=target_worker, **ranks)
         self.server_args = server_args
         self._width = int(server_args.speculative_num_draft_tokens)
-        self._topk = topk(self._width - 1, target.model_config.vocab_size)
+        self._topk = get_tp_group().broadcast_object(topk(self._width - 1, target.model_config.vocab_size))
         self._head = TopKHead(self._topk)
         self._candidates: Candidates | None = None
         self.tree_stats = Stats(self.device)
+        if self._mask_form is MaskForm.FULL:
+            self._leave_room(target.model_config.context_len)
+
+    def _leave_room(self, context: int) -> None:
+        """Ends requests where a tree would not fit into the mask that Triton captures, `context` columns wide."""
+        room = context - self._width
+        if room <= 5:
+            raise TreeRefused(
+                f"treeverify: a context of {context} tokens has no room for trees of {self._width}; lower "
+                "--speculative-num-draft-tokens"
+            )
+        if room < self.target_worker.max_req_len:
+            logger.info("%s: requests end at %d tokens, a tree before the context length.", NAME, room)
+            self.target_worker.max_req_len = room
+            self.target_worker.max_req_input_len = room - 5
 
     def forward_batch_generation(
         self, batch: ScheduleBatch | ModelWorkerBatch, **kwargs: Any
@@ -97,6 +113,17 @@ class DDTreeWorker(DFlashWorker):
             sampler=self.model_runner.sampler,
             stats=self.tree_stats,
         )
+
+
+def _refuse(target: ModelRunner) -> None:
+    """Raises TreeRefused for layers that take rows for positions: siblings would be each other's past."""
+    if target.mambaish_config is not None or hasattr(target.attn_backend, "update_mamba_state_after_mtp_verify"):
+        layers = "recurrent layers (Mamba, linear attention), whose state follows one chain"
+    elif target.sliding_window_size is not None:
+        layers = "sliding-window layers, whose window counts rows and not positions"
+    else:
+        return
+    raise TreeRefused(f"treeverify: {NAME} cannot serve a target with {layers}; pass --speculative-algorithm DFLASH")
 
 
 def topk(budget: int, vocabulary: int) -> int:
