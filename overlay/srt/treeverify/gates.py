@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from . import ranks
 from .attention import abi, ops, paths
 from .attention.plan import LATENT, MAX_HEADS, MAX_Q, ROPE
 
@@ -87,6 +88,7 @@ def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -
         return False
     found = obstacle(model_runner, backend_name, device, trees)
     if found is None:
+        ranks.check_installation()
         _log_once(logging.INFO, _serving_note(backend_name, device))
         if switched_on(DROP_MASK):
             _log_once(logging.ERROR, f"treeverify: {DROP_MASK} is set: tree masks are DROPPED, outputs are WRONG.")

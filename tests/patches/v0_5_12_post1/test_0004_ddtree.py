@@ -139,7 +139,7 @@ def hook(topk: int, width: int) -> dict[str, Any]:
     logprobs = torch.log_softmax(torch.randn(bs, block - 1, 50), -1).topk(topk).values
     worker.__dict__.update(
         _candidates=Candidates(ids, logprobs), _width=width, _mask_form=MaskForm.PACKED, tree_stats=Stats("cpu"),
-        block_size=block, model_runner=type("", (), {"sampler": None}),
+        block_size=block, model_runner=type("", (), {"sampler": None}), _checks_ranks=False, _steps=0,
     )  # fmt: skip
     chain = torch.cat([torch.tensor([[90], [91], [92]]), ids[:, :, 0]], 1)
     positions = torch.tensor([5, 60, 7])[:, None] + torch.arange(block)

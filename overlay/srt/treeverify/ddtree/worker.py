@@ -12,7 +12,8 @@ import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 
-from ..gates import TreeRefused
+from .. import ranks
+from ..gates import TreeRefused, switched_on
 from .algorithm import NAME
 from .head import TopKHead
 from .masks import MaskForm, form_for
@@ -39,17 +40,19 @@ class DDTreeWorker(DFlashWorker):
     Everything before the tree (draft KV, draft pass) and after the accepted path (draft KV append) is DFLASH's.
     """
 
-    def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **ranks: Any) -> None:
+    def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **place: Any) -> None:
         target = target_worker.model_runner
         _refuse(target)
         self._mask_form = form_for(target.attn_backend)
-        super().__init__(server_args=_drafter_args(server_args), target_worker=target_worker, **ranks)
+        super().__init__(server_args=_drafter_args(server_args), target_worker=target_worker, **place)
         self.server_args = server_args
         self._width = int(server_args.speculative_num_draft_tokens)
         self._topk = get_tp_group().broadcast_object(topk(self._width - 1, target.model_config.vocab_size))
         self._head = TopKHead(self._topk)
         self._candidates: Candidates | None = None
         self.tree_stats = Stats(self.device)
+        ranks.check_installation()
+        self._checks_ranks, self._steps = switched_on(ranks.CHECK), 0
         if self._mask_form is MaskForm.FULL:
             self._leave_room(target.model_config.context_len)
 
@@ -103,6 +106,9 @@ class DDTreeWorker(DFlashWorker):
         block = (-1, draft_token_num)
         root, first = draft_token.view(block)[:, 0].contiguous(), positions.view(block)[:, 0].contiguous()
         tree = DraftTree.build(candidates, root, first, self._width)
+        self._steps += 1
+        if self._checks_ranks:
+            ranks.check_trees(tree, self._steps)
         self.tree_stats.mark("build")
         return DDTreeVerifyInput(
             draft_token=tree.tokens.view(-1),
