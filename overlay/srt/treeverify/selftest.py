@@ -26,6 +26,7 @@ import torch
 
 from .attention import abi, cases, ops, paths, reference
 from .attention.plan import KEY_DIM, mask_words
+from .ddtree import selftest as trees
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 """Worst row's relative L2 error."""
@@ -146,13 +147,14 @@ def _median_us(run: Callable[[], object], repeats: int = 20) -> float:
 
 
 def rows(buckets: list[Bucket], targets: list[paths.Target]) -> Iterator[dict[str, Any]]:
-    """Every check of every bucket."""
+    """Every check of every bucket, then those of draft trees."""
     for bucket in buckets:
         yield check_prep(bucket)
         for target in targets:
             for dtype in TOLERANCE:
                 for variant in VARIANTS:
                     yield check(bucket, variant, dtype, target)
+    yield from trees.rows(SEED)
 
 
 def environment() -> dict[str, str | None]:
@@ -205,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
         done.append(row)
         if not args.json and not row["ok"]:
             print(f"WRONG {row}", flush=True)
-        if not args.json and row["variant"] == VARIANTS[-1].name and row["dtype"] == "float16":
+        if not args.json and row["variant"] == VARIANTS[-1].name and row.get("dtype") == "float16":
             mine = [r for r in done if all(r.get(k) == row[k] for k in ("bs", "heads", "n", "path"))]
             worst = max(r["error"] for r in mine)
             shape = f"bs {row['bs']:3} heads {row['heads']:3} n {row['n']:3}"
