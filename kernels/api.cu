@@ -98,6 +98,7 @@ constexpr int kMaxRequestRows = 1 << 20;  // query rows of a request: exact in a
 constexpr int kCombineBlocks = 640;       // fit an H200 at once, nearly five a multiprocessor
 constexpr int kMaxDevices = 64;
 constexpr int kMaxGridY = 65535;
+constexpr int64_t kMaxPartials = 1 << 25;  // rows of the workspace: combine counts their pieces of four in 32 bits
 constexpr int kMaxPlannedSplits = 1024;
 
 // No machine code for the device in the library, or more shared memory than a block gets there.
@@ -194,6 +195,7 @@ bool is_launchable(const TvVerifyParams& p) {
     if (stride < 0 || stride > INT32_MAX) return false;
   }
   if (p.splits > p.bs && reinterpret_cast<uintptr_t>(p.workspace) % 16) return false;
+  if (p.splits > p.bs && int64_t(p.splits) * p.max_q * p.heads > kMaxPartials) return false;
   if (p.bs == 0) return p.splits == 0;
   if (p.split_indptr != nullptr) return p.splits <= kMaxPlannedSplits;
   return p.splits % p.bs == 0 && p.splits / p.bs <= tv::kMaxSplits;

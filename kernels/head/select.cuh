@@ -128,14 +128,15 @@ __device__ __forceinline__ int select(Exchange<kThreads>& x, const uint32_t (&ke
   __syncthreads();
 #pragma unroll 1
   for (uint32_t rest = chosen; rest != 0; rest &= rest - 1) {
-    x.ranked[atomicAdd(&x.count, 1)] = candidate_of(__ffs(rest) - 1);
+    const int at = atomicAdd(&x.count, 1);
+    if (at < kRanked) x.ranked[at] = candidate_of(__ffs(rest) - 1);  // more are left only where ids repeat
   }
   __syncthreads();
-  n = x.count;
+  n = min(x.count, kRanked);
   for (int at = threadIdx.x; at < n; at += kThreads) {
     const uint64_t it = x.ranked[at];
     int before = 0;
-    for (int other = 0; other < n; ++other) before += x.ranked[other] > it;
+    for (int other = 0; other < n; ++other) before += x.ranked[other] > it || (x.ranked[other] == it && other < at);
     if (before < k) write(before, it);
   }
   return k;

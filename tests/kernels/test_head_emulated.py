@@ -122,3 +122,16 @@ def test_the_order_of_the_warps_changes_no_bit(emulate):
         results.append((lists, *result))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_ids_that_repeat_are_merged_in_bounds(emulate):
+    """Ranks that name the same tokens, which no vocabulary's shards do: more equal candidates than a block can rank."""
+    lists = head_cases.empty_lists(1, 1, 255)
+    head_ops.topk_lists(torch.zeros(1, 255), 0, lists)
+    same = torch.full((4, 1, 1, 256), int(lists[0, 0, 0]))
+    same[..., -1] = lists[0, 0, -1]
+    found, twice = head_cases.empty_result(1, 255), head_cases.empty_result(1, 255)
+    emulate("merge", same, *found, order=0)
+    assert found[0].eq(0).all() and found[1].isfinite().all()
+    emulate("merge", torch.stack([lists, lists]), *twice, order=0)
+    assert twice[0][0].tolist() == [i // 2 for i in range(255)]

@@ -86,6 +86,14 @@ def test_bad_arguments_are_named(change, message):
         case.run()
 
 
+def test_more_partial_rows_than_the_merge_counts_are_named():
+    q = torch.empty(1, 128, 512, device="meta")
+    asked = dict.fromkeys(ops.VerifyArgs._fields) | {"bs": 9, "nsplit": 256, "q_nope": q, "splits": 0, "max_q": 64}
+    assert not list(ops._split_problems(ops.VerifyArgs(**asked)))
+    [problem] = ops._split_problems(ops.VerifyArgs(**asked | {"max_q": 128}))
+    assert "37748736 partial rows, more than 33554432; lower nsplit" in problem
+
+
 def test_too_many_heads_are_named():
     with pytest.raises(ValueError, match="129 heads are not within 1 .. 128"):
         cases.make_case([4], 1, 129, device="cpu").run()

@@ -18,6 +18,8 @@ MAX_SPLITS = 256
 """Splits of one request."""
 MAX_GRID_SPLITS = 65534
 """Splits of all requests of a batch."""
+MAX_PARTIALS = 1 << 25
+"""Rows of partial results of all splits that the merge can count; no choice made here comes near."""
 MAX_PLANNED_SPLITS = 1024
 """Splits, and so requests, that mla_plan hands out."""
 DEFAULT_SM_COUNT = 64
