@@ -91,7 +91,7 @@ def test_more_partial_rows_than_the_merge_counts_are_named():
     asked = dict.fromkeys(ops.VerifyArgs._fields) | {"bs": 9, "nsplit": 256, "q_nope": q, "splits": 0, "max_q": 64}
     assert not list(ops._split_problems(ops.VerifyArgs(**asked)))
     [problem] = ops._split_problems(ops.VerifyArgs(**asked | {"max_q": 128}))
-    assert "37748736 partial rows, more than 33554432; lower nsplit" in problem
+    assert "37748736 partial rows, over 33554432; lower nsplit" in problem
 
 
 def test_too_many_heads_are_named():

@@ -260,7 +260,7 @@ def _split_problems(a: VerifyArgs) -> Iterator[str]:
         yield f"{a.bs} requests of {a.nsplit} splits are more than {MAX_GRID_SPLITS} splits"
     rows = a.all_splits * a.max_q * a.q_nope.shape[1]
     if a.nsplit > 1 and rows > MAX_PARTIALS:
-        yield f"{a.all_splits} splits of {a.max_q} tokens are {rows} partial rows, more than {MAX_PARTIALS}; lower nsplit"
+        yield f"{a.all_splits} splits of {a.max_q} tokens are {rows} partial rows, over {MAX_PARTIALS}; lower nsplit"
     if a.splits:
         yield f"{a.splits} splits without a split_indptr; nsplit says how many each request gets"
 
