@@ -122,13 +122,22 @@ class TreeBatch:
         before = torch.where(parents < 0, before_root, tree.tokens.gather(1, parents.clamp(min=0)))
         return self.table[before, tree.tokens].flatten(0, 1)
 
-    def verify_input(self, candidates: Any, n: int) -> Any:
-        """The step's real verify input, prepared: slots allocated and mapped."""
+    def verify_input(self, candidates: Any, n: int, worker: Any = None) -> Any:
+        """The step's real verify input, prepared: slots allocated and mapped. A `worker`'s own, where there is one."""
         from sglang.srt.treeverify.ddtree.stats import Stats
         from sglang.srt.treeverify.ddtree.tree import DraftTree
         from sglang.srt.treeverify.ddtree.verify_input import DDTreeVerifyInput
 
         root = torch.tensor([req.output_ids[-1] for req in self.batch.reqs])
+        if worker is not None:
+            worker._candidates, block = candidates, candidates.ids.shape[1] + 1
+            chain = torch.cat([root[:, None], candidates.ids[:, :, 0]], 1)
+            positions = self.batch.seq_lens[:, None] + torch.arange(block)
+            made = worker.make_verify_input(
+                draft_token=chain.view(-1), positions=positions.view(-1), draft_token_num=block
+            )
+            made.prepare_for_verify(self.batch, 1)
+            return made
         tree = DraftTree.build(candidates, root, self.batch.seq_lens, n)
         made = DDTreeVerifyInput(
             draft_token=tree.tokens.view(-1), positions=tree.positions.view(-1), draft_token_num=n, tree=tree,
@@ -137,11 +146,11 @@ class TreeBatch:
         made.prepare_for_verify(self.batch, 1)
         return made
 
-    def step(self, depth: int, n: int, k: int, noise: float = 1.0) -> dict[str, Any]:
+    def step(self, depth: int, n: int, k: int, noise: float = 1.0, worker: Any = None) -> dict[str, Any]:
         """One step; returns what the checks need of it."""
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-        made = self.verify_input(self.candidates(depth, k, noise), n)
+        made = self.verify_input(self.candidates(depth, k, noise), n, worker)
         slots, before = self.batch.out_cache_loc.clone(), self.batch.seq_lens.clone()
         logits = self.logits(made.tree)
         hidden = torch.arange(len(slots), dtype=torch.float32)[:, None].repeat(1, 3)  # a row says which it is

@@ -93,7 +93,8 @@ def complete(args: ServerArgs) -> None:
 
 def _refuse(args: ServerArgs) -> None:
     """Raises ValueError for what DDTREE cannot serve."""
-    from ..gates import verifying_backend
+    from ..gates import switched_on, verifying_backend
+    from .budget.widths import ADAPT
 
     backend = verifying_backend(args)
     wrong = {
@@ -108,6 +109,9 @@ def _refuse(args: ServerArgs) -> None:
         f"serves page size 1 only, got {args.page_size}: pass --page-size 1": args.page_size not in (None, 1),
         f"would have its tree mask ignored by the {backend} attention backend: pass --attention-backend "
         + " or ".join(BACKENDS): backend not in (None, *BACKENDS),
+        f"needs CUDA graphs to adapt its trees: drop --disable-cuda-graph, or unset {ADAPT}": (
+            switched_on(ADAPT) and args.disable_cuda_graph
+        ),
         "accepts what the target itself samples, there is no threshold: drop --speculative-accept-threshold-*": (
             args.speculative_accept_threshold_single != 1.0 or args.speculative_accept_threshold_acc != 1.0
         ),

@@ -81,19 +81,30 @@ class DraftTree:
         bits = torch.arange(64, device=self.mask.device)
         return (self.mask[..., None] >> bits & 1).view(bs, n, words * 64)[..., :n].bool()
 
-    def walk(self, predicted: torch.Tensor) -> list[Path]:
+    def walk(self, predicted: torch.Tensor, scores: torch.Tensor | None = None) -> tuple[list[Path], list[float]]:
         """The path of each tree that the target itself takes. One copy to the host, which waits for the device.
 
         Args:
             predicted: int64 [bs, n], the target's token after each node.
+            scores: fp32 [bs, m] of trees that were built, where their promise is wanted.
+
+        Returns:
+            The paths, and the promise [m]: probability of each node under the drafter, mean over the trees.
         """
         bs, deep = predicted.shape[0], self.depth + 1
-        result = torch.empty(bs, 2 * deep + 2, dtype=torch.int64, device=predicted.device)
+        row = 2 * deep + 2
+        promised = 0 if scores is None else scores.shape[1]
+        copied = torch.empty(bs * row + promised, dtype=torch.int64, device=predicted.device)
+        result = copied[: bs * row].view(bs, row)
         _tree_walk(self.tokens, self.next_token, self.next_sibling, self.sizes, predicted, self.depth, result)
-        return [
-            Path(size, nodes=row[: accepted + 1], tokens=row[deep : deep + accepted + 1])
-            for accepted, size, *row in result.tolist()
+        if scores is not None:
+            torch.mean(scores.exp(), 0, dtype=torch.float64, out=copied[bs * row :].view(torch.float64))
+        there = copied.cpu()
+        paths = [
+            Path(size, nodes=nodes[: accepted + 1], tokens=nodes[deep : deep + accepted + 1])
+            for accepted, size, *nodes in there[: bs * row].view(bs, row).tolist()
         ]
+        return paths, there[bs * row :].view(torch.float64).tolist()
 
 
 class Path(NamedTuple):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.layers.sampler import Sampler
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
+    from .budget.controller import Budget
     from .stats import Stats
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,10 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     sampler: Sampler | None = None
     """The target's."""
     stats: Stats | None = None
+    budget: Budget | None = None
+    """Learns from the step, where widths are chosen."""
+    promise: torch.Tensor | None = None
+    """fp32 [bs, >= n]: scores of these trees or of larger ones, for the budget."""
 
     @property
     def packed_mask(self) -> torch.Tensor | None:
@@ -68,8 +73,11 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             raise RuntimeError("treeverify: the verify pass returned no hidden states, which the drafter reads")
         self.stats.mark("verify")
         n = self.draft_token_num
-        paths = self.tree.walk(predict(logits_output, batch.sampling_info, self.tree, self.sampler))
+        predicted = predict(logits_output, batch.sampling_info, self.tree, self.sampler)
+        paths, promise = self.tree.walk(predicted, self.promise)
         self.stats.mark("walk")
+        if self.budget is not None:
+            self.budget.observe(paths, promise)
         think_end = batch.model_config.think_end_id
         commits = [accept(req, path, think_end) for req, path in zip(batch.reqs, paths, strict=True)]
         kept = Commit.of(commits, n, batch.out_cache_loc.device).apply(batch)

@@ -15,6 +15,7 @@ from sglang.srt.speculative.dflash_worker import DFlashWorker
 from .. import ranks
 from ..gates import TreeRefused, switched_on
 from .algorithm import NAME
+from .budget.start import Adaptive, start
 from .head import TopKHead
 from .masks import MaskForm, form_for
 from .stats import Stats
@@ -40,6 +41,9 @@ class DDTreeWorker(DFlashWorker):
     Everything before the tree (draft KV, draft pass) and after the accepted path (draft KV append) is DFLASH's.
     """
 
+    _adaptive: Adaptive | None = None
+    """None: trees are always of the width that the server was given."""
+
     def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **place: Any) -> None:
         target = target_worker.model_runner
         _refuse(target)
@@ -55,6 +59,7 @@ class DDTreeWorker(DFlashWorker):
         self._checks_ranks, self._steps = switched_on(ranks.CHECK), 0
         if self._mask_form is MaskForm.FULL:
             self._leave_room(target.model_config.context_len)
+        self._adaptive = start(target, self._mask_form, self.block_size, self.tp_rank)
 
     def _leave_room(self, context: int) -> None:
         """Ends requests where a tree would not fit into the mask that Triton captures, `context` columns wide."""
@@ -75,7 +80,11 @@ class DDTreeWorker(DFlashWorker):
         """One prefill, or one step: draft, verify, commit."""
         decodes = not (batch.forward_mode.is_extend() or getattr(batch, "is_extend_in_batch", False))
         if not decodes:
+            if self._adaptive:
+                self._adaptive.budget.pause()
             return super().forward_batch_generation(batch, **kwargs)
+        if self._adaptive:
+            self._adaptive.begin(batch)
         self.tree_stats.begin()
         result = super().forward_batch_generation(batch, **kwargs)
         self.tree_stats.end()
@@ -105,7 +114,14 @@ class DDTreeWorker(DFlashWorker):
         self.tree_stats.mark("draft")
         block = (-1, draft_token_num)
         root, first = draft_token.view(block)[:, 0].contiguous(), positions.view(block)[:, 0].contiguous()
-        tree = DraftTree.build(candidates, root, first, self._width)
+        adaptive = self._adaptive
+        width = adaptive.budget.width if adaptive else self._width
+        tree = DraftTree.build(candidates, root, first, width)
+        promise = None
+        if adaptive:
+            adaptive.graphs.switch(width)
+            looks_up = adaptive.budget.looks_up and width < self._width
+            promise = (DraftTree.build(candidates, root, first, self._width) if looks_up else tree).scores
         self._steps += 1
         if self._checks_ranks:
             ranks.check_trees(tree, self._steps)
@@ -113,11 +129,13 @@ class DDTreeWorker(DFlashWorker):
         return DDTreeVerifyInput(
             draft_token=tree.tokens.view(-1),
             positions=tree.positions.view(-1),
-            draft_token_num=self._width,
+            draft_token_num=width,
             tree=tree,
             mask_form=self._mask_form,
             sampler=self.model_runner.sampler,
             stats=self.tree_stats,
+            budget=adaptive.budget if adaptive else None,
+            promise=promise,
         )
 
 
