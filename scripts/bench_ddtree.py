@@ -30,8 +30,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "overlay" / "srt"), str(ROOT / "scripts")]
 
-from bench.ddtree import models, show, speed, summary  # noqa: E402
-from bench.ddtree.modes import CHAIN, NONE, WIDTHS, accepting, timed, tree  # noqa: E402
+from bench.ddtree import believed, models, show, speed, summary  # noqa: E402
+from bench.ddtree.modes import CHAIN, NONE, WIDTHS, accepting, adaptive, timed, tree  # noqa: E402
 from bench.ddtree.rows import KEY, STAGES, Server, build  # noqa: E402
 from bench.ddtree.worker import OUT_OF_TIME  # noqa: E402
 from bench.store import Row, Store  # noqa: E402
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     digests = {build(NONE), build(CHAIN)}
     rows = [row for row in store.rows.values() if row["card"] == where["card"] and row["build"] in digests]
     widths = sorted({row["n"] for row in rows if row["mode"] == "ddtree"} | set(args.widths))
-    table, every = summary.Rows(rows), [NONE, CHAIN, *map(tree, widths)]
+    table, every = summary.Rows(rows), [NONE, CHAIN, *map(tree, widths), *adaptive(widths)]
     header = {**where, "commit": args.commit, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     store.write_report(
         {**header, "method": METHOD, "random_weights": {"target": models.TARGET, "draft": models.DRAFT}},
@@ -139,6 +139,10 @@ def run(stage: str, args: argparse.Namespace, card: str, deadline: float) -> int
     backend = "triton" if stage == "acceptance" else args.draft_backend  # in triton's, FlashInfer need not compile
     servers = [Server(stage, mode, backend, card, build(mode)) for mode in modes]
     wanted = [server for server in servers if any(server.wanted(Store(args.out, KEY)))]
+    told = {server: believed.environment(server, Store(args.out, KEY).rows.values()) for server in wanted}
+    for server in [server for server in wanted if told[server] is None]:
+        print(f"{server.mode.name}, {stage}: not measured, it needs the widths' acceptance; run that stage", flush=True)
+        wanted.remove(server)
     trained = (args.target.resolve(), args.draft.resolve())
     folders = trained if stage == "acceptance" else models.write((args.logs / "random_weights").resolve())
     together = len(wanted) if stage == "acceptance" else 1
@@ -150,7 +154,8 @@ def run(stage: str, args: argparse.Namespace, card: str, deadline: float) -> int
         started: list[Running] = []
         try:
             for server in wanted[at : at + together]:
-                started.append(start(server, args, folders, args.port + 200 * len(started), deadline))
+                port = args.port + 200 * len(started)
+                started.append(start(server, args, folders, port, deadline, told[server] or {}))
             codes += [finish(one, deadline) for one in started]
         finally:
             for one in started:
@@ -159,8 +164,11 @@ def run(stage: str, args: argparse.Namespace, card: str, deadline: float) -> int
     return OUT_OF_TIME if OUT_OF_TIME in codes and not set(codes) - {0, OUT_OF_TIME} else int(any(codes))
 
 
-def start(server: Server, args: argparse.Namespace, folders: tuple[Path, Path], port: int, deadline: float) -> Running:
-    """Starts the process that serves and measures one mode."""
+def start(
+    server: Server, args: argparse.Namespace, folders: tuple[Path, Path], port: int, deadline: float,
+    more: dict[str, str],
+) -> Running:  # fmt: skip
+    """Starts the process that serves and measures one mode, with `more` in its environment."""
     args.logs.mkdir(parents=True, exist_ok=True)
     log = args.logs / f"{server.stage}-{server.mode.name}.log"
     command = [sys.executable, "-m", "bench.ddtree.worker", "--stage", server.stage, "--algorithm",
@@ -171,7 +179,7 @@ def start(server: Server, args: argparse.Namespace, folders: tuple[Path, Path], 
     path = os.pathsep.join([str(ROOT / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])])
     with open(log, "ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                                   env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"})  # fmt: skip
+                                   env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **more})  # fmt: skip
     return Running(server, process, log)
 
 

@@ -22,7 +22,7 @@ ENGINE = """
             self.width = arguments.get("speculative_num_draft_tokens", 0)
             if os.environ.get("DIES_AT") == str(self.width):
                 raise MemoryError("no room")
-            print("started", self.width, flush=True)
+            print("started", self.width, os.environ.get("TREEVERIFY_DDTREE_ADAPT_TOKENS_FOR_TEST"), flush=True)
 
         def generate(self, input_ids, sampling_params, stream):
             new, line = sampling_params["max_new_tokens"], "Decode batch, #running-req: %d, cuda graph: %s, "
@@ -85,3 +85,15 @@ def test_servers_of_acceptance_run_side_by_side(args, capsys):
     found = {(row["mode"], row["n"], row["temperature"]) for row in rows(args)}
     assert found == {(mode, n, t) for mode, n in (("dflash", 8), ("ddtree", 16), ("ddtree", 32)) for t in (0.0, 1.0)}
     assert {row["tokens_per_step"] for row in rows(args)} == {round(255 / 127, 4)}
+
+
+def test_an_adaptive_server_waits_for_the_acceptance_of_its_widths(args, monkeypatch, capsys):
+    monkeypatch.setattr(bench_ddtree, "build", lambda mode: "a build")
+    args.widths = [8, 16]
+    assert bench_ddtree.run("speed", args, "a card", time.time() + 600) == 0
+    assert "adaptive-16, speed: not measured" in capsys.readouterr().out
+    assert bench_ddtree.run("acceptance", args, "a card", time.time() + 600) == 0
+    assert bench_ddtree.run("speed", args, "a card", time.time() + 600) == 0
+    assert [row["n"] for row in rows(args) if row["mode"] == "adaptive"] == [16] * len(CELLS)
+    assert "started 16 8:2.0079,16:2.0079" in (args.logs / "speed-adaptive-16.log").read_text()
+    assert "started 16 None" in (args.logs / "speed-ddtree-16.log").read_text()

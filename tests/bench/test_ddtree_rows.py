@@ -9,10 +9,10 @@ import json
 from typing import Any
 
 import pytest
-from bench.ddtree import acceptance, models, speed
+from bench.ddtree import acceptance, believed, models, speed
 from bench.ddtree.acceptance import accepted_each_step, ratio, summarize
 from bench.ddtree.answers import Answer, collect
-from bench.ddtree.modes import CHAIN, NONE, accepting, engine_arguments, timed, tree
+from bench.ddtree.modes import CHAIN, NONE, Mode, accepting, adaptive, engine_arguments, timed, tree
 from bench.ddtree.rows import KEY, Server, digest
 from bench.ddtree.worker import failure
 from bench.store import Store
@@ -125,6 +125,24 @@ def test_the_chain_and_a_tree_come_first(tmp_path):
     plain = engine_arguments(NONE, tmp_path, tmp_path, "triton", 1)
     assert not [name for name in plain if name.startswith("speculative")]
     assert engine_arguments(tree(32), tmp_path, tmp_path, "triton", 1)["speculative_num_draft_tokens"] == 32
+
+
+def test_an_adaptive_server_is_measured_beside_all_its_widths(tmp_path):
+    assert adaptive([16, 32, 64, 8]) == [Mode("adaptive", 64)] == timed([16, 32, 64, 8])[-1:]
+    assert adaptive([16, 32]) == adaptive([8]) == [] and not any(mode.adapts for mode in accepting([16, 8]))
+    arguments = engine_arguments(Mode("adaptive", 64), tmp_path, tmp_path, "triton", 1)
+    assert (arguments["speculative_algorithm"], arguments["speculative_num_draft_tokens"]) == ("DDTREE", 64)
+
+
+def test_it_is_told_the_acceptance_of_the_trained_drafter(server):
+    ours = server._replace(mode=Mode("adaptive", 16))
+    row = {"stage": "acceptance", "mode": "ddtree", "temperature": 0.0, "card": "a card", "build": "a build"}
+    rows = [{**row, "n": 8, "tokens_per_step": 2.5}, {**row, "n": 16, "tokens_per_step": 3.0}]
+    other = [{**rows[1], "temperature": 1.0}, {**rows[1], "build": "b"}, {**rows[1], "failed": "NaN"}]
+    assert believed.environment(ours, [*other, *rows]) == {
+        "TREEVERIFY_DDTREE_ADAPT": "1", "TREEVERIFY_DDTREE_ADAPT_TOKENS_FOR_TEST": "8:2.5,16:3.0"}  # fmt: skip
+    assert believed.environment(ours, [rows[0], *other]) is None
+    assert believed.environment(server, []) == {}
 
 
 def test_arguments_are_those_of_the_release(stock_tree, tmp_path):

@@ -9,11 +9,12 @@ from typing import Any
 import bench_ddtree
 import pytest
 from bench.ddtree import show
-from bench.ddtree.modes import CHAIN, NONE, WIDTHS, Mode, tree
+from bench.ddtree.modes import CHAIN, NONE, WIDTHS, Mode, adaptive, tree
 from bench.ddtree.speed import CELLS, Cell
 from bench.ddtree.summary import Rows, accepted, cells, gates
 
 TREES = [tree(width) for width in WIDTHS]
+[ADAPTIVE] = adaptive(WIDTHS)
 STEP = "step, tree of 16 / chain, worst cell"
 
 
@@ -38,6 +39,7 @@ def made(tree_tokens: float = 1.2, tree_ms: float = 1.1) -> list[dict[str, Any]]
     for cell in CELLS:
         rows += [step(CHAIN, cell, 2.0), step(NONE, cell, 1.5)]
         rows += [step(mode, cell, 2.0 * tree_ms) for mode in TREES]
+        rows += [step(ADAPTIVE, cell, 2.0 * tree_ms) | {"nodes": 20.0}]
     return rows
 
 
@@ -55,7 +57,7 @@ def test_tokens_a_second_are_batch_times_acceptance_over_the_step():
 
 def test_goals_met():
     met = judged(made())
-    assert len(met) == 2 * len(WIDTHS) + len(CELLS) + 1 and set(met.values()) == {True}
+    assert len(met) == 2 * len(WIDTHS) + 2 * len(CELLS) + 1 and set(met.values()) == {True}
 
 
 def test_a_tree_that_accepts_no_more_than_the_chain_is_worth_nothing_past_the_block():
@@ -82,6 +84,30 @@ def test_the_best_width_decides():
     gate = by_name["composed tokens/s at 1024 tokens, batch 1, best tree / chain"]
     assert gate["met"] and gate["best_width"] == 64 and gate["got"] == pytest.approx(2 / 1.5, rel=1e-3)
     assert gate["over_no_speculation"] == pytest.approx(6 / 3.0 * 1.5, rel=1e-3)
+
+
+def adaptive_gate(rows: list[dict[str, Any]], cell: Cell) -> dict[str, Any]:
+    name = f"composed tokens/s at {cell.context} tokens, batch {cell.bs}, adaptive / best fixed width"
+    return {gate["gate"]: gate for gate in gates(Rows(rows), WIDTHS)}[name]
+
+
+@pytest.mark.parametrize(("ms", "met"), [(2.25, True), (2.29, False)])
+def test_an_adaptive_server_is_judged_by_the_best_fixed_width(ms, met):
+    cell = CELLS[3]
+    rows = [row for row in made() if (row["mode"], row.get("context"), row.get("bs")) != ("adaptive", *cell)]
+    assert adaptive_gate(rows, cell)["met"] is None
+    rows.append(step(ADAPTIVE, cell, ms) | {"nodes": 16.0})
+    assert adaptive_gate(rows, cell)["met"] is met
+    missing = [row for row in rows if row["stage"] == "acceptance" or row["n"] != 32]
+    assert adaptive_gate(missing, cell)["met"] is None
+
+
+def test_between_two_widths_an_adaptive_server_accepts_what_lies_between():
+    rows = [row for row in made() if (row["stage"], row["n"]) != ("acceptance", 32)]
+    rows.append(acceptance(tree(32), [460, 460, 460], 0.0))
+    assert Rows(rows).tokens_a_second(ADAPTIVE, CELLS[0]) == pytest.approx((3.6 + 1.0 / 4) / 2.2e-3)
+    none = [{**row, "nodes": None} if row["mode"] == "adaptive" else row for row in rows]
+    assert Rows(none).tokens_a_second(ADAPTIVE, CELLS[0]) is None
 
 
 def test_missing_and_failed_measurements_leave_goals_open():
@@ -116,6 +142,7 @@ def test_the_tables_can_be_made_again_from_the_report(report, capsys):
     text = report.with_suffix(".md").read_text()
     assert "| 0 | ddtree-16 | 3.600 | 1.200 ± 0.000 | 0.80 0.50 |" in text
     assert "| 65536 | 8 | 1.50 (5333) | 2.00 (12000) |" in text
+    assert "| 2.20 (13091), 20 nodes |" in text
     assert "| 1024 | 1 | ddtree-8 | 0.50 | 1.70 |" in text
     assert "met  step, tree of 16 / chain, worst cell: 1.1 (goal <= 1.15)" in capsys.readouterr().out
 

@@ -24,14 +24,18 @@ class Mode(NamedTuple):
     """One server."""
 
     algorithm: str
-    """none, dflash or ddtree."""
+    """none, dflash, ddtree, or adaptive: DDTREE with TREEVERIFY_DDTREE_ADAPT=1."""
     width: int
-    """Tokens the target sees of a request in a step, the bonus token among them."""
+    """Tokens the target sees of a request in a step, the bonus token among them; at most that many, where adaptive."""
 
     @property
     def name(self) -> str:
         """For people and for file names."""
         return f"{self.algorithm}-{self.width}" if self.speculates else self.algorithm
+
+    @property
+    def adapts(self) -> bool:
+        return self.algorithm == "adaptive"
 
     @property
     def speculates(self) -> bool:
@@ -46,6 +50,14 @@ def tree(width: int) -> Mode:
     return Mode("ddtree", width)
 
 
+def adaptive(widths: Sequence[int]) -> list[Mode]:
+    """Trees as large as they pay, up to the largest of `widths`; none where these lack one of its own widths."""
+    from treeverify.ddtree.budget.widths import ladder
+
+    rungs = ladder(max(widths), BLOCK)
+    return [Mode("adaptive", max(widths))] if len(rungs) > 1 and set(rungs) <= set(widths) else []
+
+
 def accepting(widths: Sequence[int]) -> list[Mode]:
     """Those whose acceptance is measured."""
     return [CHAIN, *map(tree, widths)]
@@ -53,7 +65,7 @@ def accepting(widths: Sequence[int]) -> list[Mode]:
 
 def timed(widths: Sequence[int]) -> list[Mode]:
     """Those whose steps are timed, in order: a run that is cut off has the chain and one tree."""
-    return [CHAIN, tree(widths[0]), NONE, *map(tree, widths[1:])]
+    return [CHAIN, tree(widths[0]), NONE, *map(tree, widths[1:]), *adaptive(widths)]
 
 
 def engine_arguments(mode: Mode, target: Path, draft: Path, draft_backend: str, port: int) -> dict[str, Any]:
@@ -72,7 +84,7 @@ def engine_arguments(mode: Mode, target: Path, draft: Path, draft_backend: str, 
     }  # fmt: skip
     if mode.speculates:
         arguments |= {
-            "speculative_algorithm": mode.algorithm.upper(),
+            "speculative_algorithm": "DDTREE" if mode.adapts else mode.algorithm.upper(),
             "speculative_draft_model_path": str(draft),
             "speculative_draft_attention_backend": draft_backend,
             "speculative_num_draft_tokens": mode.width,

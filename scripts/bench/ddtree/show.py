@@ -9,7 +9,7 @@ from typing import Any
 
 from ..store import Row
 from .acceptance import TEMPERATURES
-from .modes import CHAIN, NONE, Mode, tree
+from .modes import CHAIN, NONE, Mode, adaptive, tree
 from .speed import CELLS
 from .summary import Rows, accepted, cells
 
@@ -36,7 +36,8 @@ def gate_lines(gates: Sequence[Row]) -> str:
 
 
 def _modes(report: Row) -> list[Mode]:
-    return [NONE, CHAIN, *map(tree, widths_of(report["rows"]))]
+    widths = widths_of(report["rows"])
+    return [NONE, CHAIN, *map(tree, widths), *(adaptive(widths) if widths else [])]
 
 
 def _header(report: Row) -> list[str]:
@@ -70,7 +71,8 @@ def _cells(rows: Rows, modes: Sequence[Mode]) -> list[str]:
         for mode in modes:
             row = found.get(mode.name, {})
             rate = f" ({row['composed_tokens_per_s']:.0f})" if "composed_tokens_per_s" in row else ""
-            line.append(f"{row['step_ms']:.2f}{rate}" if row else "-")
+            nodes = f", {row['nodes']:.0f} nodes" if row.get("nodes") else ""
+            line.append(f"{row['step_ms']:.2f}{rate}{nodes}" if row else "-")
         body.append(line)
     head = ["context", "batch", *(mode.name for mode in modes)]
     note = ("Milliseconds a step with random weights. In brackets tokens a second, composed: batch times tokens a step",

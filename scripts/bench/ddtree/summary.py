@@ -7,18 +7,22 @@ wall time of a step with random weights (stage `speed`). No single run shows the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..store import Row
 from .acceptance import TEMPERATURES, ratio
-from .modes import CHAIN, NONE, Mode, tree
+from .modes import CHAIN, NONE, Mode, adaptive, tree
 from .speed import CELLS, Cell
 
 MARGIN = 2.0
 """Standard errors that a tree no wider than the chain may seem to lie below it."""
 
 STEP_WIDTH, STEP_LIMIT = 16, 1.15
+
+ADAPTIVE_SHARE = 0.97
+"""Of the tokens a second of the best fixed width."""
 
 
 class Rows:
@@ -39,9 +43,24 @@ class Rows:
 
     def tokens_a_second(self, mode: Mode, cell: Cell) -> float | None:
         """Of the whole batch, composed; None while one part is missing."""
-        step, accepted = self.speed(mode, cell), self.acceptance(mode)
-        tokens = accepted["tokens_per_step"] if accepted else None if mode.speculates else 1.0
+        step, tokens = self.speed(mode, cell), self._tokens(mode, cell)
         return cell.bs * tokens / step["step_ms"] * 1e3 if step and tokens else None
+
+    def _tokens(self, mode: Mode, cell: Cell) -> float | None:
+        """A step and request, greedy. Adaptive: between those of fixed widths, at the mean number of nodes."""
+        if mode.adapts:
+            step = self.speed(mode, cell)
+            return self._interpolated(step["nodes"]) if step else None
+        found = self.acceptance(mode)
+        return found["tokens_per_step"] if found else None if mode.speculates else 1.0
+
+    def _interpolated(self, nodes: float | None) -> float | None:
+        points = sorted((row["n"], row["tokens_per_step"]) for key, row in self._rows.items()
+                        if (key[0], key[1], key[3]) == ("acceptance", "ddtree", 0.0))  # fmt: skip
+        for (left, low), (right, high) in itertools.pairwise(points):
+            if nodes is not None and left <= nodes <= right:
+                return low + (high - low) * (nodes - left) / (right - left)
+        return None
 
 
 def accepted(rows: Rows, modes: Sequence[Mode]) -> list[Row]:
@@ -70,6 +89,8 @@ def cells(rows: Rows, modes: Sequence[Mode]) -> list[Row]:
                     row["step_over_chain"] = round(step["step_ms"] / chain["step_ms"], 3)
                 if (rate := rows.tokens_a_second(mode, cell)) is not None:
                     row["composed_tokens_per_s"] = round(rate, 1)
+                if mode.adapts:
+                    row["nodes"] = step["nodes"]
                 if step["stages_ms"]:
                     row["stages_ms"] = step["stages_ms"]
                 result.append(row)
@@ -83,6 +104,8 @@ def gates(rows: Rows, widths: Sequence[int]) -> Iterator[Row]:
             yield _acceptance_gate(rows, temperature, width)
     for cell in CELLS:
         yield _best_gate(rows, cell, widths)
+    for mode, cell in itertools.product(adaptive(widths), CELLS):
+        yield _adaptive_gate(rows, mode, cell, widths)
     pairs = [(rows.speed(tree(STEP_WIDTH), cell), rows.speed(CHAIN, cell)) for cell in CELLS]
     over = [ours["step_ms"] / chain["step_ms"] for ours, chain in pairs if ours and chain]
     whole = len(over) == len(CELLS)
@@ -117,6 +140,17 @@ def _best_gate(rows: Rows, cell: Cell, widths: Sequence[int]) -> Row:
     if (alone := rows.tokens_a_second(NONE, cell)) is not None:
         row["over_no_speculation"] = round(rates[best] / alone, 3)
     return row
+
+
+def _adaptive_gate(rows: Rows, mode: Mode, cell: Cell, widths: Sequence[int]) -> Row:
+    name = f"composed tokens/s at {cell.context} tokens, batch {cell.bs}, adaptive / best fixed width"
+    goal = f">= {ADAPTIVE_SHARE:g}"
+    rates = [rate for width in widths if (rate := rows.tokens_a_second(tree(width), cell)) is not None]
+    ours = rows.tokens_a_second(mode, cell)
+    if ours is None or not rates:
+        return _gate(name, goal, None, None)
+    over = ours / max(rates)
+    return _gate(name, goal, over, over >= ADAPTIVE_SHARE if len(rates) == len(widths) else None)
 
 
 def _gate(name: str, goal: str, got: float | None, met: bool | None) -> Row:
