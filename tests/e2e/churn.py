@@ -28,7 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 import report  # noqa: E402
 import side_by_side  # noqa: E402
 from lossless import EXACT, FLOAT32, Server  # noqa: E402
-from modes import DDTREE, engine_arguments  # noqa: E402
+from modes import ADAPT, DDTREE, WIDE, engine_arguments  # noqa: E402
 from scheduler_hooks import WATCH, engine  # noqa: E402
 from serve import prompts  # noqa: E402
 
@@ -44,10 +44,13 @@ _DFLASH = {key: value for key, value in DDTREE.items() if key != "speculative_nu
 SERVERS = {
     "float32": Server("mla", {**FLOAT32, **DDTREE}, ("native", "watch"), {**EXACT, **_STRICT}),
     "bf16": Server("mla", DDTREE, ("watch",), _STRICT),
+    "widths": Server(
+        "mla", {**DDTREE, "speculative_num_draft_tokens": WIDE}, ("watch", "alternate"), {**ADAPT, **_STRICT}
+    ),
     "dflash": Server("mla", {**_DFLASH, "speculative_algorithm": "DFLASH"}, ("watch",), _STRICT),
 }
-OURS = ("float32", "bf16")
-"""The third is SGLang's own DFLASH, to tell its faults from ours; its row decides nothing."""
+OURS = ("float32", "bf16", "widths")
+"""The last is SGLang's own DFLASH, to tell its faults from ours; its row decides nothing."""
 SMALL: dict[str, Any] = {
     "disable_radix_cache": False, "cuda_graph_bs": BUCKETS, "cuda_graph_max_bs": 8, "max_running_requests": 8,
     "max_total_tokens": POOL, "context_length": 2048, "schedule_conservativeness": 0.2, "mem_fraction_static": 0.7,

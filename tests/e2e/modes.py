@@ -23,6 +23,8 @@ class Mode:
     environment: dict[str, str] = field(default_factory=dict)
     right: bool = True
     trace: bool = False
+    hooks: tuple[str, ...] = ()
+    """Of scheduler_hooks.py."""
 
 
 _NGRAM = {
@@ -32,6 +34,7 @@ _NGRAM = {
 }
 _DFLASH = {"speculative_algorithm": "DFLASH", "speculative_draft_attention_backend": "triton"}
 DDTREE = {**_DFLASH, "speculative_algorithm": "DDTREE", "speculative_num_draft_tokens": WIDTH}
+ADAPT = {"TREEVERIFY_DDTREE_ADAPT": "1"}
 _DROP = {"TREEVERIFY_DROP_MASK_FOR_TEST": "1"}
 
 MODES = {
@@ -43,6 +46,7 @@ MODES = {
     "ddtree": Mode(DDTREE, trace=True),
     "ddtree_eager": Mode({**DDTREE, "disable_cuda_graph": True}),
     "ddtree_wide": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}),
+    "ddtree_widths": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}, ADAPT, hooks=("alternate",)),
     "ddtree_mask_dropped": Mode(DDTREE, _DROP, right=False),
 }
 

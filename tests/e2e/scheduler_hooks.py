@@ -4,12 +4,14 @@
 * `native`: float32. SGLang's fused norm, rotary and activation kernels take half precision; their own plain PyTorch
   forms stand in.
 * `causal`: a negative control. DDTREE's mask for SGLang's own backends shows every node all nodes before it.
+* `alternate`: DDTREE's trees take another width every step, where they may (TREEVERIFY_DDTREE_ADAPT=1).
 * `watch`: whenever the scheduler is idle after it has done something, one JSON line about its pools is appended to the
   file named by $TV_E2E_WATCH.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -35,7 +37,7 @@ def run_scheduler(*arguments: Any, **more: Any) -> Any:
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     for name in os.environ.get(NAMES, "").split():
-        {"native": native, "causal": causal, "watch": watch}[name]()
+        {"native": native, "causal": causal, "alternate": alternate, "watch": watch}[name]()
     return run_scheduler_process(*arguments, **more)
 
 
@@ -57,6 +59,19 @@ def causal() -> None:
 
     honest = verify_input.full_mask
     verify_input.full_mask = lambda visible, prefix_lens: honest(visible.new_ones(visible.shape).tril(), prefix_lens)
+
+
+def alternate() -> None:
+    """All widths in turn; the real choice is made, and not followed."""
+    from sglang.srt.treeverify.ddtree.budget.controller import Budget
+
+    choose, steps = Budget.choose, itertools.count()
+
+    def turn(self: Any, *arguments: Any) -> int:
+        choose(self, *arguments)
+        return next(steps) % len(self.widths)
+
+    Budget.choose = turn
 
 
 def watch() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "scripts")]
 
 from modes import MODES, engine_arguments  # noqa: E402
+from scheduler_hooks import engine as started_engine  # noqa: E402
 
 LENGTHS, PER_LENGTH, NEW_TOKENS, BATCH = (150, 600, 1500), 8, 96, 6
 
@@ -64,11 +65,9 @@ def main() -> None:
         print(f"{done} exists")
         return
     os.environ.update(mode.environment)
-    import sglang
-
     ports = {"port": args.port, "nccl_port": args.port + 50}
     inputs, begin = prompts(args.target), time.time()
-    engine = sglang.Engine(**engine_arguments(args.target, args.draft, **ports, **mode.arguments))
+    engine = started_engine(mode.hooks, engine_arguments(args.target, args.draft, **ports, **mode.arguments))
     started = time.time() - begin
     rows = serve(engine, inputs)
     served = time.time() - begin - started

@@ -44,6 +44,20 @@ def native_forms() -> list[bool]:
     return [module.forward_cuda is module.forward_native for module in (RMSNorm, RotaryEmbedding, SiluAndMul)]
 
 
+def widths_in_turn() -> list[int]:
+    import scheduler_hooks
+    from sglang.srt.treeverify.ddtree.budget.controller import Budget
+    from sglang.srt.treeverify.ddtree.budget.curve import Costs, Curve
+
+    own = Budget.choose
+    scheduler_hooks.alternate()
+    try:
+        budget = Budget(Curve((8, 16, 64), (4,), {4: Costs((64,), ((1.0,), (2.0,), (3.0,)))}))
+        return [budget.begin(2, 100) for _ in range(7)]
+    finally:
+        Budget.choose = own
+
+
 def pool_books(wrong: str) -> dict[str, Any]:
     """A pool of twelve slots, five of them in the radix cache; `wrong` says what was done to it."""
     import torch
@@ -95,6 +109,10 @@ def test_causal_hook_shows_nodes_each_others_branches(patched: Worker) -> None:
 
 def test_native_hook(patched: Worker) -> None:
     assert patched(native_forms) == [True] * 3
+
+
+def test_alternate_hook_takes_all_widths_in_turn(patched: Worker) -> None:
+    assert patched(widths_in_turn) == [8, 16, 64, 8, 16, 64, 8]
 
 
 @pytest.mark.parametrize("wrong", ["", "nothing cached"])
