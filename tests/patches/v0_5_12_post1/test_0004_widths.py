@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,49 @@ def test_output_and_pool_are_the_same_while_widths_alternate(patched: Worker, wi
     assert found["wrong"] == []
     assert found["seen"] == found["steps"] > 10 and found["looked"] > 0
     assert found["tokens"] == sorted(found["tokens"]) and found["tokens"][0] > 1.2
+
+
+def chosen(rank: int, folder: str) -> list[Any]:
+    """Widths of one of two ranks, whose clocks and measurements differ, and its curve."""
+    import random
+
+    from absent_kernels import absent
+
+    absent()
+    from mla_rig import server_args
+    from sglang.srt.distributed import parallel_state
+    from sglang.srt.treeverify.ddtree.budget.controller import Budget
+    from sglang.srt.treeverify.ddtree.budget.curve import Costs, Curve
+    from sglang.srt.treeverify.ddtree.budget.start import of_rank_0
+    from sglang.srt.treeverify.ddtree.tree import Path as TreePath
+
+    server_args()
+    parallel_state.init_distributed_environment(2, rank, f"file://{folder}/store", rank, "gloo")
+    parallel_state.initialize_model_parallel(2, backend="gloo")
+    measured = of_rank_0([[1.0 + rank], [2.0 + 3 * rank]])
+    curve, now = Curve((8, 16), (4,), {4: Costs.of((1024,), measured)}), [0.0]
+    budget, widths = Budget(curve, of_rank_0, clock=lambda: now[0]), []
+    ours, both = random.Random(rank), random.Random(9)
+    for _ in range(300):
+        bs, taken = both.randint(1, 4), both.randint(0, 7)
+        widths.append(budget.begin(bs, 1024 * bs))
+        path = TreePath(16, list(range(taken + 1)), [0] * (taken + 1))
+        budget.observe([path] * bs, [1.0] + [0.5] * 7 + [0.1] * 8)
+        now[0] += ours.uniform(1, 4) + 9 * rank
+    return [widths, measured]
+
+
+def test_ranks_choose_the_same_widths(patched_tree: Path, tmp_path: Path) -> None:
+    ranks = [Worker(patched_tree) for _ in range(2)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(ranks[i], chosen, rank=i, folder=str(tmp_path)) for i in range(2)]
+            (widths, measured), others = (one.result(timeout=120) for one in both)
+    finally:
+        for rank in ranks:
+            rank.close()
+    assert others == [widths, measured] and measured == [[1.0], [2.0]]
+    assert set(widths) == {8, 16}
 
 
 def captured_runners(rig: Any, backend: Any, sizes: list[int], widths: list[int]) -> dict[int, Any]:

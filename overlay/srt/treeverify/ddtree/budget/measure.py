@@ -35,14 +35,14 @@ def measure(
     """Times the graphs of each width.
 
     Args:
-        runners: CudaGraphRunners of the target by width; the batch sizes they captured are the same.
+        runners: CudaGraphRunners of the target by width; batch sizes that all of them captured are timed.
         model_runner: the target's; nothing is served yet.
         agree: gives every rank rank 0's value.
         timer: None for CUDA events.
     """
     widths = tuple(sorted(runners))
     timer = timer or cuda_seconds
-    captured = tuple(runners[widths[-1]].capture_bs)
+    captured = tuple(sorted(set.intersection(*(set(runner.capture_bs) for runner in runners.values()))))
     bench = _Bench(model_runner, widths[-1])
     contexts = {bs: bench.contexts(bs) for bs in captured}
 
