@@ -3,7 +3,7 @@
 # End-to-end stages on a GPU machine, each well under eight minutes; a stage that was cut off resumes.
 #
 #   bash scripts/gpu/e2e.sh STAGE [OUT]
-#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | ddtree
+#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | ddtree | tp2
 #
 # TV_MODES="ddtree ddtree_wide": only these modes of tests/e2e/modes.py in serve and judge.
 #
@@ -83,6 +83,15 @@ lossless() { proof lossless; }
 sampling() { proof sampling; }
 churn() { proof churn; }
 
+# Exit 4: fewer than two GPUs. NVLink multicast stays off, for NCCL, PyTorch and NVSHMEM.
+tp2() {
+    use_site
+    export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+    export TREEVERIFY_LIBRARY=$site/sglang/srt/treeverify/_kernels/libtreeverify.so
+    timeout 470 python3 tests/e2e/two_gpus.py --target "$target" --draft "$draft" --work "$outputs/two_gpus" \
+        --out "$out/two_gpus.json"
+}
+
 # Exit 3: the budget ended first, run it again.
 bench() {
     use_site
@@ -98,7 +107,7 @@ ddtree() {
 }
 
 case $stage in
-setup | attention | serve | judge | lossless | sampling | churn | bench | ddtree) "$stage" ;;
+setup | attention | serve | judge | lossless | sampling | churn | bench | ddtree | tp2) "$stage" ;;
 all) for each in setup attention serve judge; do "$each"; done ;;
 *) sed -n 's/^# *STAGE: /stages: /p' "$0" >&2 && exit 2 ;;
 esac

@@ -7,6 +7,10 @@
 * `alternate`: DDTREE's trees take another width every step, where they may (TREEVERIFY_DDTREE_ADAPT=1).
 * `watch`: whenever the scheduler is idle after it has done something, one JSON line about its pools is appended to the
   file named by $TV_E2E_WATCH.
+* `steps`: each rank writes one JSON line for every request that ends, to $TV_E2E_STEPS.rankN.jsonl: its output, and how
+  long that was after each decode step.
+* `other_candidates`: a negative control. The drafter's candidates on rank 1 are others in step DIFFERING_STEP.
+* `other_manifest`: a negative control. Rank 1 finds a manifest with another patch set.
 """
 
 from __future__ import annotations
@@ -14,10 +18,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
-NAMES, WATCH = "TV_E2E_HOOKS", "TV_E2E_WATCH"
+NAMES, WATCH, STEPS = "TV_E2E_HOOKS", "TV_E2E_WATCH", "TV_E2E_STEPS"
+
+DIFFERING_STEP = 5
+OTHER_PATCH_SET = "0123456789ab" * 5 + "0123"
+TP_RANK = 3
+"""Place of the rank among the arguments of SGLang's run_scheduler_process."""
 
 
 def engine(hooks: tuple[str, ...], arguments: dict[str, Any]) -> Any:
@@ -36,8 +46,13 @@ def run_scheduler(*arguments: Any, **more: Any) -> Any:
     """What SGLang starts as its scheduler process."""
     from sglang.srt.managers.scheduler import run_scheduler_process
 
+    rank = arguments[TP_RANK]
+    hooks = {
+        "native": native, "causal": causal, "alternate": alternate, "watch": watch, "steps": lambda: steps(rank),
+        "other_candidates": lambda: other_candidates(rank), "other_manifest": lambda: other_manifest(rank),
+    }  # fmt: skip
     for name in os.environ.get(NAMES, "").split():
-        {"native": native, "causal": causal, "alternate": alternate, "watch": watch}[name]()
+        hooks[name]()
     return run_scheduler_process(*arguments, **more)
 
 
@@ -102,6 +117,56 @@ def watch() -> None:
         return run_batch(self, batch, *arguments, **more)
 
     Scheduler.on_idle, ScheduleBatch.retract_decode, Scheduler.run_batch = idle, counted, ran
+
+
+def steps(rank: int) -> None:
+    """Writes down what became of every request on this rank, and how its output grew."""
+    from sglang.srt.managers.scheduler_output_processor_mixin import SchedulerOutputProcessorMixin as Results
+
+    path, growing, ended = Path(f"{os.environ[STEPS]}.rank{rank}.jsonl"), {}, set()
+    path.write_text("")
+    process = Results.process_batch_result_decode
+
+    def noted(self: Any, batch: Any, result: Any) -> None:
+        requests = list(batch.reqs)
+        process(self, batch, result)
+        for req in requests:
+            if req.rid in ended:  # overlap scheduling meets it once more
+                continue
+            growing.setdefault(req.rid, []).append(len(req.output_ids_through_stop))
+            if req.finished():
+                ended.add(req.rid)
+                line = {"rid": req.rid, "growth": growing.pop(req.rid), "output": list(req.output_ids_through_stop)}
+                with path.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+    Results.process_batch_result_decode = noted
+
+
+def other_candidates(rank: int) -> None:
+    """Rank 1 drafts other tokens, once."""
+    from sglang.srt.treeverify.ddtree.tree import Candidates, DraftTree
+
+    honest, count = DraftTree.build, itertools.count(1)  # once a step
+
+    def differing(candidates: Candidates, *arguments: Any, **more: Any) -> DraftTree:
+        if next(count) == DIFFERING_STEP and rank == 1:
+            candidates = candidates._replace(ids=candidates.ids ^ 1)
+        return honest(candidates, *arguments, **more)
+
+    DraftTree.build = staticmethod(differing)
+
+
+def other_manifest(rank: int) -> None:
+    """Rank 1 looks for its manifest in another folder, where the patch set is another one."""
+    from sglang.srt.treeverify import ranks
+
+    if rank != 1:
+        return
+    manifest = json.loads(Path(ranks.__file__).with_name("_manifest.json").read_text())
+    folder = Path(tempfile.mkdtemp())
+    (folder / "_manifest.json").write_text(json.dumps({**manifest, "patch_set": OTHER_PATCH_SET}))
+    ranks.__file__ = str(folder / "ranks.py")
 
 
 def pools(scheduler: Any) -> dict[str, Any]:
