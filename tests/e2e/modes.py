@@ -36,6 +36,7 @@ _DFLASH = {"speculative_algorithm": "DFLASH", "speculative_draft_attention_backe
 DDTREE = {**_DFLASH, "speculative_algorithm": "DDTREE", "speculative_num_draft_tokens": WIDTH}
 ADAPT = {"TREEVERIFY_DDTREE_ADAPT": "1"}
 _DROP = {"TREEVERIFY_DROP_MASK_FOR_TEST": "1"}
+_TRITON, _ON_TRITON = {"attention_backend": "triton"}, {"TREEVERIFY_TRITON": "1"}
 
 MODES = {
     "dflash": Mode(_DFLASH, trace=True),
@@ -48,6 +49,9 @@ MODES = {
     "ddtree_wide": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}),
     "ddtree_widths": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}, ADAPT, hooks=("alternate",)),
     "ddtree_mask_dropped": Mode(DDTREE, _DROP, right=False),
+    "ngram_triton": Mode({**_NGRAM, **_TRITON}, _ON_TRITON, trace=True),
+    "ngram_triton_mask_dropped": Mode({**_NGRAM, **_TRITON}, {**_ON_TRITON, **_DROP}, right=False),
+    "ddtree_triton": Mode({**DDTREE, **_TRITON}, _ON_TRITON),
 }
 
 
@@ -62,7 +66,7 @@ def chosen() -> dict[str, Mode]:
 
 
 def engine_arguments(target: Path, draft: Path | None = None, **more: Any) -> dict[str, Any]:
-    """What all servers share: one GPU, FlashInfer, buckets 1, 4 and 8, small pools so that several fit at once.
+    """What all servers share: one GPU, buckets 1, 4 and 8, small pools so that several fit at once; else FlashInfer.
 
     `draft` is the drafter's folder, for an algorithm that needs one.
     """

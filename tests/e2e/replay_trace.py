@@ -26,7 +26,7 @@ from modes import chosen  # noqa: E402
 def steps(trace: Trace) -> list[Event]:
     """The target's verify steps: calls of the graph runner's replay around our metadata call."""
     metadata = trace.regions(
-        lambda name: "treeverify/attention/flashinfer_mla.py" in name and name.endswith(": replay")
+        lambda name: "treeverify/attention/verifier.py" in name and name.endswith(": replay")
     )
     replays = trace.regions(lambda name: "cuda_graph_runner.py" in name and name.endswith(": replay"))
     return [replay for replay in replays if any(inside(m, replay) for m in metadata)]

@@ -13,18 +13,10 @@ STEPS, TOPK = 3, 4
 
 def draft_factory(topk: int, dtype: torch.dtype, device: str) -> tuple[Rig, Any]:
     """A drafter's rig and the factory that EAGLE's worker asks for its attention backends."""
-    from sglang.srt.configs.model_config import AttentionArch
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
     options: dict[str, Any] = {"speculative_num_steps": STEPS, "speculative_eagle_topk": topk}
     rig = Rig(dtype, device=device, is_draft_worker=True, **options)
-    rig.runner.__dict__.update(
-        sliding_window_size=None, token_to_kv_pool_allocator=None, hybrid_gdn_config=None, kimi_linear_config=None,
-        linear_attn_model_spec=None, gpu_id=0,
-    )  # fmt: skip
-    config = rig.runner.model_config
-    config.attention_arch, config.swa_v_head_dim = AttentionArch.MLA, 128
-    config.get_num_kv_heads = lambda size: rig.heads
     return rig, DraftBackendFactory(rig.args, rig.runner, topk, STEPS)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's own MLA target side, no model: pools, attention layer, FlashInferMLAAttnBackend, graph runner, batches.
+"""SGLang's own MLA target side, no model: pools, attention layer, attention backend, graph runner, batches.
 
 Needs a patched or stock SGLang on the path. Everything is SGLang's. On the CPU FlashInfer's two wrappers cannot be
 constructed (they allocate pinned memory): `NoWrapper` takes their place, keeps what plan() was given, and fails where a
@@ -75,6 +75,7 @@ class Rig:
         seed: int = 0,
         **args: Any,
     ) -> None:
+        from sglang.srt.configs.model_config import AttentionArch
         from sglang.srt.layers.attention import flashinfer_mla_backend as module
         from sglang.srt.layers.radix_attention import RadixAttention
         from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
@@ -92,6 +93,7 @@ class Rig:
             context_len=context, num_attention_heads=heads, kv_lora_rank=LATENT, qk_nope_head_dim=128,
             qk_rope_head_dim=ROPE, v_head_dim=128, scaling=(128 + ROPE) ** -0.5, hidden_size=256, vocab_size=32,
             dtype=dtype, is_encoder_decoder=False, hf_config=SimpleNamespace(), is_hybrid_swa=False,
+            attention_arch=AttentionArch.MLA, swa_v_head_dim=128, get_num_kv_heads=lambda size: heads,
         )  # fmt: skip
         width = context + 4 + self.args.speculative_num_draft_tokens
         self.pool = MLATokenToKVPool(ROWS * width, 1, dtype, LATENT, ROPE, 1, device, False)
@@ -101,7 +103,9 @@ class Rig:
         self.runner = SimpleNamespace(
             model_config=config, device=device, page_size=1, req_to_token_pool=self.requests,
             token_to_kv_pool=self.pool, dtype=dtype, kv_cache_dtype=self.pool.dtype, server_args=self.args,
-            is_draft_worker=is_draft_worker, hisparse_coordinator=None,
+            is_draft_worker=is_draft_worker, hisparse_coordinator=None, use_mla_backend=True, gpu_id=0,
+            sliding_window_size=None, token_to_kv_pool_allocator=None, hybrid_gdn_config=None,
+            kimi_linear_config=None, linear_attn_model_spec=None,
             spec_algorithm=SpeculativeAlgorithm.from_string(self.args.speculative_algorithm),
         )  # fmt: skip
 
@@ -109,7 +113,11 @@ class Rig:
         return torch.randn(*shape, generator=self.generator).to(self.dtype).to(self.device)
 
     def backend(self, **kwargs: Any) -> Any:
-        """A new FlashInferMLAAttnBackend of this runner."""
+        """A new attention backend of this runner: the server's, FlashInferMLAAttnBackend or TritonAttnBackend."""
+        if self.args.attention_backend == "triton":
+            from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+            return TritonAttnBackend(self.runner, **kwargs)
         return self.module.FlashInferMLAAttnBackend(self.runner, **kwargs)
 
     def graph_runner(self, attn_backend: Any, bs: int, n: int) -> Any:

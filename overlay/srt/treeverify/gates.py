@@ -30,6 +30,12 @@ DROP_MASK = "TREEVERIFY_DROP_MASK_FOR_TEST"
 PLAN = "TREEVERIFY_PLAN"
 """Set to 1: splits are shared out by the requests' lengths, every step; bits then depend on a request's neighbours."""
 
+TRITON = "TREEVERIFY_TRITON"
+"""Set to 1: MLA models' TARGET_VERIFY on the Triton backend runs on our kernels. Not served on a card yet, so off."""
+
+HONOURS_MASKS = frozenset({"triton"})
+"""Backends whose own kernels honour a tree's mask: where treeverify does not serve them they carry on, trees or not."""
+
 CHAINS = frozenset({"DFLASH", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE"})
 """Algorithms that draft a chain at topk 1. Any other one, a plugin's too, is taken to draft trees."""
 
@@ -84,7 +90,8 @@ def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -
         return False
     trees = drafts_trees(server_args)
     if switched_on(DISABLE):
-        _log_once(logging.WARNING if trees else logging.INFO, _disabled_note(backend_name, trees))
+        dropped = trees and backend_name not in HONOURS_MASKS
+        _log_once(logging.WARNING if dropped else logging.INFO, _disabled_note(backend_name, dropped))
         return False
     found = obstacle(model_runner, backend_name, device, trees)
     if found is None:
@@ -93,12 +100,12 @@ def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -
         if switched_on(DROP_MASK):
             _log_once(logging.ERROR, f"treeverify: {DROP_MASK} is set: tree masks are DROPPED, outputs are WRONG.")
         return True
-    if trees:
+    if trees and backend_name not in HONOURS_MASKS:
         raise TreeRefused(
             f"treeverify: a draft tree ({server_args.speculative_algorithm}) cannot be verified by its mask on the "
             f"{backend_name} MLA backend: {found.why}. {found.way_out}, or {_chain(server_args)}."
         )
-    if backend_name == "flashinfer":
+    if backend_name == "flashinfer" or backend_name in HONOURS_MASKS:
         _log_once(logging.INFO, f"treeverify: TARGET_VERIFY stays on SGLang's own {backend_name} kernels: {found.why}.")
     return False
 
@@ -114,11 +121,15 @@ def _chain(server_args: ServerArgs) -> str:
 
 def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device, trees: bool) -> Obstacle | None:
     """The first thing that keeps treeverify from serving, None where it serves."""
+    if backend_name == "triton":
+        found = _triton_obstacle(model_runner)
+        if found is not None:
+            return found
+    elif backend_name != "flashinfer":
+        return Obstacle("it verifies causally", "Pass --attention-backend flashinfer (or triton)")
     args, config = model_runner.server_args, model_runner.model_config
     shape = (config.kv_lora_rank, config.qk_rope_head_dim)
     width = args.speculative_num_draft_tokens
-    if backend_name != "flashinfer":
-        return Obstacle("it verifies causally", "Pass --attention-backend flashinfer (or triton)")
     if args.enable_two_batch_overlap or args.enable_pdmux:
         flag = "--enable-two-batch-overlap" if args.enable_two_batch_overlap else "--enable-pdmux"
         return Obstacle(f"{flag} splits a verify batch over streams", f"Drop {flag}")
@@ -149,6 +160,23 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
 
 
 _TRITON = "Pass --attention-backend triton"
+
+
+def _triton_obstacle(model_runner: ModelRunner) -> Obstacle | None:
+    """What the Triton backend serves and treeverify does not."""
+    args = model_runner.server_args
+    if not model_runner.use_mla_backend:
+        return Obstacle("the model's attention is not MLA", f"Unset {TRITON}")
+    if model_runner.sliding_window_size:
+        return Obstacle("the model has sliding windows", f"Unset {TRITON}")
+    if args.page_size != 1:
+        return Obstacle(f"page size {args.page_size}, expected 1", "Pass --page-size 1")
+    if args.enable_deterministic_inference:
+        return Obstacle(
+            "--enable-deterministic-inference: a request's splits follow its batch's size here",
+            "Drop --enable-deterministic-inference",
+        )
+    return None
 
 
 def _package() -> Path:

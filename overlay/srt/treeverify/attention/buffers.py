@@ -41,6 +41,8 @@ class Geometry:
     """What mla_verify is asked for, abi.PATH_*."""
     plan: bool = False
     """Whether mla_plan shares the splits out by length, every step."""
+    index: torch.dtype = torch.int32
+    """Of kv_indices: the backend's own width, so that its stock code can use the captured buffer too."""
 
     def nsplit(self, bs: int, n: int) -> int:
         """Splits of each request's KV in a batch of `bs` requests, `n` tokens each, where there is no plan."""
@@ -68,7 +70,7 @@ class VerifyMetadata:
     kv_indptr: torch.Tensor
     """int32 [>= bs + 1]: prefix and draft of each request, nothing for padded ones."""
     kv_indices: torch.Tensor
-    """int32, flat: slots of the KV pool."""
+    """int32 or int64, flat: slots of the KV pool."""
     mask: torch.Tensor
     """int64 [>= bs * n * ceil(n / 64)], flat: bit j of row i = node i sees node j."""
     workspace: torch.Tensor
@@ -88,13 +90,21 @@ class VerifyMetadata:
             _mla_plan(self.kv_indptr, self.bs, self.splits, self.split_indptr)
 
     def attend(
-        self, q: torch.Tensor, q_rope: torch.Tensor | None, layer: RadixAttention, forward_batch: ForwardBatch
+        self,
+        q: torch.Tensor,
+        q_rope: torch.Tensor | None,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        out: torch.Tensor | None = None,
+        k_scale: float = 1.0,
     ) -> torch.Tensor:
         """Verify attention of one layer, whose draft KV is in the pool already.
 
         Args:
             q: [T, H, 512] with q_rope, else [T, H * 576] or [T, H, 576]; bf16 or fp16.
             q_rope: [T, H, 64] or None.
+            out: [T, H * 512] to write to; allocated where None.
+            k_scale: what the writer divided keys, and so values, by.
 
         Returns:
             [T, H * 512] in q's dtype; rows past bs * n are 0.
@@ -103,7 +113,7 @@ class VerifyMetadata:
         if q_rope is None:
             q = q.view(-1, heads, layer.head_dim)
             q, q_rope = q[..., :LATENT], q[..., LATENT:]
-        out = q.new_empty(q.shape)
+        out = q.new_empty(q.shape) if out is None else out.view(-1, heads, LATENT)
         _mla_verify(
             q,
             q_rope,
@@ -118,7 +128,7 @@ class VerifyMetadata:
             self.bs,
             self.n,
             self.nsplit,
-            layer.scaling,
+            layer.scaling * k_scale,
             layer.logit_cap,
             out,
             self.workspace,
@@ -126,6 +136,8 @@ class VerifyMetadata:
             self.splits,
             self.path,
         )
+        if k_scale != 1.0:
+            out.mul_(k_scale)
         return out.view(-1, heads * LATENT)
 
 
@@ -145,7 +157,7 @@ class GraphBuffers:
         self.qo_indptr = _steps(max_bs, n, device)
         self.kv_indptr = torch.zeros(max_bs + 1, dtype=torch.int32, device=device)
         self.split_indptr = torch.zeros(plan_size(max_bs), dtype=torch.int32, device=device)
-        self.kv_indices = torch.zeros(max_bs * geometry.row_width, dtype=torch.int32, device=device)
+        self.kv_indices = torch.zeros(max_bs * geometry.row_width, dtype=geometry.index, device=device)
         self.mask = torch.zeros(max_bs * n * mask_words(n), dtype=torch.int64, device=device)
         floats = max(geometry.workspace(bs, n) for bs in sizes)
         self.workspace = torch.empty(floats, dtype=torch.float32, device=device)
@@ -161,7 +173,8 @@ class EagerBuffers:
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         empty = torch.empty(0, dtype=torch.int32, device=geometry.device)
-        self.kv_indptr = self.kv_indices = self.split_indptr = empty
+        self.kv_indptr = self.split_indptr = empty
+        self.kv_indices = empty.to(geometry.index)
         self.mask, self.workspace = empty.long(), empty.float()
         self._qo_indptr: dict[int, torch.Tensor] = {}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .flashinfer_mla import Verifier
+    from .verifier import Verifier
 
 
 def verifying_backend_of(attn_backend: Any) -> Any:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TARGET_VERIFY of SGLang's TritonAttnBackend on MLA models: what its patch calls.
+
+Served only under TREEVERIFY_TRITON=1. The layout is the one treeverify prepares itself, prefix and draft slots in one
+kv_indices: the draft KV is in the pool by then, and one launch a step is what it costs. It is int64, as Triton's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import gates
+from .verifier import Verifier
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from .buffers import VerifyMetadata
+
+
+def attach(backend: TritonAttnBackend, model_runner: ModelRunner) -> Verifier | None:
+    """The verifier of a backend that was just constructed; None where stock code keeps TARGET_VERIFY."""
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    if not gates.switched_on(gates.TRITON) or backend.skip_prefill or type(backend) is not TritonAttnBackend:
+        return None
+    if not gates.serves(model_runner, "triton", torch.device(model_runner.device)):
+        return None
+    return Verifier(model_runner, backend.get_cuda_graph_seq_len_fill_value(), index=torch.int64)
+
+
+def attend(
+    metadata: VerifyMetadata, q: torch.Tensor, layer: RadixAttention, forward_batch: ForwardBatch, out: torch.Tensor
+) -> torch.Tensor:
+    """Verify attention of one layer, whose draft KV is in the pool already, divided by the layer's k_scale.
+
+    Args:
+        q: [T, H * 576] or [T, H, 576], latent and rope of a head side by side; bf16 or fp16.
+        out: [T, H * 512]; rows past the batch become 0.
+
+    Returns:
+        `out`.
+    """
+    k_scale = 1.0 if layer.k_scale is None else layer.k_scale_float
+    return metadata.attend(q, None, layer, forward_batch, out, k_scale)

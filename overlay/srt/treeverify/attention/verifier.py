@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verify steps of one attention backend, eager and captured: what the backends' patches call.
+
+One fused launch prepares a step (`mla_prep`: where each request's KV lies, and the tree mask as bits; with
+TREEVERIFY_PLAN=1 `mla_plan` shares the splits out by length), one op a layer attends (`VerifyMetadata.attend`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .. import gates
+from . import abi, ops, paths  # noqa: F401 - ops defines mla_prep
+from .buffers import EagerBuffers, Geometry, GraphBuffers, VerifyMetadata
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+_mla_prep = torch.ops.treeverify.mla_prep.default
+
+
+class _Step(NamedTuple):
+    """Where a step's requests are; kept so that its mask can be read again."""
+
+    metadata: VerifyMetadata
+    req_pool_indices: torch.Tensor
+    seq_lens: torch.Tensor
+    cached: int
+    """Prefix tokens of the real requests in all, as far as the host knows; never too many."""
+    raw_bs: int
+
+
+class Verifier:
+    """Prepares the verify steps of one backend, eager and captured."""
+
+    def __init__(self, model_runner: ModelRunner, fill: int, index: torch.dtype = torch.int32) -> None:
+        """Verifier of a target runner's backend.
+
+        Args:
+            fill: prefix length that the graph runner gives padded rows.
+            index: dtype of the backend's own kv_indices.
+        """
+        from sglang.srt.layers.dp_attention import get_attention_tp_size
+
+        self._req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
+        self._fill = fill
+        self._trees = gates.drafts_trees(model_runner.server_args)
+        self._drop_mask = gates.switched_on(gates.DROP_MASK)
+        device, path = self._req_to_token.device, paths.chosen()
+        self._geometry = Geometry(
+            device=device,
+            heads=model_runner.model_config.num_attention_heads // get_attention_tp_size(),
+            row_width=self._req_to_token.shape[1],
+            target=paths.target(device, path),
+            path=path,
+            plan=gates.plans(model_runner.server_args),
+            index=index,
+        )
+        self._eager = EagerBuffers(self._geometry)
+        self._graph: dict[int, GraphBuffers] = {}
+        self._captured: dict[tuple[int, int], VerifyMetadata] = {}
+        self._width = 0
+        self._step: _Step | None = None
+        self.raw_bs: int | None = None
+        """Requests of the next replay before padding, set by the graph runner; None where it has not said."""
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> torch.Tensor:
+        """Allocates the buffers of the graphs to come, of width max_num_tokens / max_bs.
+
+        Returns:
+            kv_indices in the backend's own width, for stock code to use instead of allocating its own.
+        """
+        self._width = max_num_tokens // max_bs
+        buffers = self._graph.get(self._width)
+        if buffers is None or buffers.max_bs < max_bs:
+            buffers = self._graph[self._width] = GraphBuffers(self._geometry, max_bs, self._width)
+        return buffers.kv_indices
+
+    def capture(
+        self, bs: int, num_tokens: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor
+    ) -> VerifyMetadata:
+        """Metadata for capturing a graph of `bs` requests; the mask is causal until the first replay."""
+        n = num_tokens // bs
+        metadata = self._captured[bs, n] = self._graph[n].metadata(bs)
+        self._prepare(_Step(metadata, req_pool_indices, seq_lens, bs, bs), None)
+        return metadata
+
+    def replay(
+        self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, seq_lens_sum: int, spec_info: Any
+    ) -> None:
+        """Prepares the buffers of the captured graph for this step's requests and mask. Launches, never waits.
+
+        Args:
+            bs: requests of the captured graph; `raw_bs` of them are real.
+            req_pool_indices: int64 [bs], stale where padded.
+            seq_lens: int32 or int64 [bs], prefix lengths without the draft.
+            seq_lens_sum: their sum as the host knows it, `fill` for each padded row; NGRAM's lags behind.
+            spec_info: this step's verify input.
+        """
+        raw_bs, self.raw_bs = self.raw_bs, None
+        if raw_bs is None:
+            raise RuntimeError(
+                "treeverify: nobody said how many requests of this replay are real (CudaGraphRunner.replay_prepare "
+                "does): padded rows would be taken for requests. Is the graph runner's patch applied?"
+            )
+        metadata = self._captured[bs, getattr(spec_info, "draft_token_num", self._width)]
+        cached = seq_lens_sum - (bs - raw_bs) * self._fill
+        self._prepare(_Step(metadata, req_pool_indices, seq_lens, cached, raw_bs), spec_info)
+
+    def eager(self, forward_batch: ForwardBatch) -> VerifyMetadata:
+        """Metadata of a step outside graphs. Lengths come from the host's copy: NGRAM leaves `seq_lens_sum` behind."""
+        spec_info, bs, seq_lens_cpu = forward_batch.spec_info, forward_batch.batch_size, forward_batch.seq_lens_cpu
+        raw_bs = getattr(forward_batch, "_original_batch_size", bs)
+        n = spec_info.draft_token_num
+        if seq_lens_cpu is None:
+            cached = forward_batch.seq_lens_sum - (bs - raw_bs) * self._fill
+        else:
+            cached = int(seq_lens_cpu[:raw_bs].sum())
+        metadata = self._eager.metadata(raw_bs, n, cached + raw_bs * n)  # rows of padding are zeros, as rows past them
+        step = _Step(metadata, forward_batch.req_pool_indices, forward_batch.seq_lens, cached, raw_bs)
+        self._prepare(step, spec_info)
+        return metadata
+
+    def refresh(self, spec_info: Any) -> None:
+        """Prepares the last step once more, for a mask that was written after its metadata (overlap plan streams)."""
+        mask = getattr(spec_info, "custom_mask", None)
+        idle = mask is not None and mask.numel() == 0
+        if self._step is not None and not idle:
+            self._prepare(self._step, spec_info)
+
+    def _prepare(self, step: _Step, spec_info: Any) -> None:
+        self._step = step
+        mask, kind = self._mask(step, spec_info)
+        to = step.metadata
+        _mla_prep(
+            self._req_to_token,
+            step.req_pool_indices,
+            step.seq_lens,
+            mask,
+            kind,
+            step.raw_bs,
+            to.bs,
+            to.n,
+            to.kv_indptr,
+            to.kv_indices,
+            to.mask,
+        )
+        to.share_splits()
+        stats = getattr(spec_info, "stats", None)
+        if stats is not None:
+            stats.mark("prep")
+
+    def _mask(self, step: _Step, spec_info: Any) -> tuple[torch.Tensor | None, int]:
+        """The step's own mask and its form; (None, MASK_NONE) is causal.
+
+        Raises:
+            RuntimeError: a tree's mask is too short for its batch.
+        """
+        if step.raw_bs == 0 or self._drop_mask:
+            return None, abi.MASK_NONE
+        packed = getattr(spec_info, "packed_mask", None)
+        if packed is not None:
+            return packed, abi.MASK_PACKED
+        mask = getattr(spec_info, "custom_mask", None)
+        if mask is None:
+            return None, abi.MASK_NONE
+        numel, draft_only = mask.numel(), step.raw_bs * step.metadata.n**2
+        if numel == draft_only:
+            return mask, abi.MASK_QLEN
+        expected = draft_only + step.metadata.n * step.cached
+        if self._trees and numel < expected:
+            raise RuntimeError(
+                f"treeverify: the tree mask of {step.raw_bs} requests, {step.metadata.n} tokens each, has {numel} "
+                f"elements, expected {expected} (prefix and draft) or {draft_only} (draft only)"
+            )
+        return mask, abi.MASK_FULL

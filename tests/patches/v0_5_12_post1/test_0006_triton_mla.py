@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0006: TritonAttnBackend of an MLA target verifies on treeverify's kernels, where asked to; else as released."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from worker import Worker
+
+BF16 = 5e-3
+WRONG = 0.05
+"""A mask that is not honoured moves some row of these inputs by far more than this."""
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Environment variables for as long as it lasts."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+def _backend(rig: Any, on: bool = True, **kwargs: Any) -> Any:
+    with environment(TREEVERIFY_TRITON="1" if on else "0"):
+        return rig.backend(**kwargs)
+
+
+def _rig(kind: str, n: int, dtype: str = "bfloat16", **args: Any) -> Any:
+    import torch
+    from mla_rig import Rig
+
+    algorithm = {"eagle": "EAGLE", "ngram": "NGRAM", "ngram_qlen": "NGRAM", "ddtree": "DDTREE"}.get(kind, "DFLASH")
+    options = {"speculative_algorithm": algorithm, "speculative_num_draft_tokens": n, **args}
+    return Rig(getattr(torch, dtype), attention_backend="triton", **options)
+
+
+def _batch(step: Any, kind: str, backend: Any = None) -> Any:
+    """The step's ForwardBatch with the verify input of `kind`: as test_0001's, DFLASH's with a mask, or DDTREE's."""
+    if kind == "dflash_mask":
+        batch = step.forward_batch("dflash")
+        batch.spec_info.custom_mask = step.full_mask()
+        return batch
+    if kind != "ddtree":
+        return step.forward_batch(kind)
+    import torch
+    from sglang.srt.treeverify.attention.reference import pack_mask
+    from sglang.srt.treeverify.ddtree.masks import form_for
+    from sglang.srt.treeverify.ddtree.tree import DraftTree
+    from sglang.srt.treeverify.ddtree.verify_input import DDTreeVerifyInput
+
+    batch, bs, n = step.forward_batch("dflash"), step.bs, step.n
+    longs, ints = torch.zeros(bs, n, dtype=torch.int64), torch.zeros(bs, n, dtype=torch.int32)
+    mask = torch.stack([pack_mask(visible) for visible in step.visible])
+    tree = DraftTree(longs, longs, ints, ints, mask, longs, longs, ints.float(), ints[:, 0] + n, n - 1)
+    form = form_for(backend)
+    batch.spec_info = DDTreeVerifyInput(None, None, n, tree=tree, mask_form=form)
+    if form.name == "FULL":
+        batch.spec_info.custom_mask = step.full_mask()
+    return batch
+
+
+def _extend(step: Any, backend: Any, batch: Any, q_layout: str = "joined", **kwargs: Any) -> Any:
+    """forward_extend as forward_mla calls it on this backend: q [T, H, 576], k [T, 1, 576]."""
+    import torch
+
+    q = torch.cat([step.q_nope, step.q_rope], -1)
+    if q_layout == "flat":
+        q = q.flatten(1)
+    elif q_layout == "strided":
+        wide = q.new_full((q.shape[0], q.shape[1] + 1, q.shape[2] + 32), float("nan"))
+        wide[:, :-1, : q.shape[2]] = q
+        q = wide[:, :-1, : q.shape[2]]
+    k = torch.cat([step.k, step.k_rope], -1)
+    return backend.forward_extend(q, k, step.k, step.rig.layer, batch, **kwargs)
+
+
+def eager(
+    kind: str, prefixes: list[int], n: int, on: bool = True, dtype: str = "bfloat16", chain: bool = False,
+    q_layout: str = "joined",
+) -> dict[str, Any]:  # fmt: skip
+    """One eager step, against the tree and against a causal mask."""
+    import torch
+    from mla_rig import causal, worst_row
+
+    rig = _rig(kind, n, dtype)
+    step, backend = rig.step(prefixes, n, chain=chain), _backend(rig, on)
+    batch = _batch(step, kind, backend)
+    backend.init_forward_metadata(batch)
+    metadata = backend.forward_metadata
+    out = _extend(step, backend, batch, q_layout)
+    saved = rig.pool.kv_buffer[0][step.out_cache_loc, 0]
+    return {
+        "tree": worst_row(out, step.expected()),
+        "causal": worst_row(out, step.expected(causal(len(prefixes), n))),
+        "kv": bool(torch.equal(saved, torch.cat([step.k, step.k_rope], -1)[:, 0])),
+        "shape": list(out.shape),
+        "metadata": type(metadata).__name__,
+        "index": str(metadata.kv_indices.dtype),
+        "form": batch.spec_info.mask_form.name if kind == "ddtree" else None,
+    }
+
+
+@pytest.mark.parametrize("kind", ["eagle", "ngram", "ngram_qlen", "dflash_mask", "ddtree"])
+@pytest.mark.parametrize("prefixes, n", [([5, 0, 70], 8), ([33], 3), ([1, 120], 65)])
+def test_eager_step_follows_the_tree(patched: Worker, kind: str, prefixes: list[int], n: int) -> None:
+    got = patched(eager, kind=kind, prefixes=prefixes, n=n)
+    assert got["tree"] <= BF16, got
+    assert got["causal"] > WRONG, "the check cannot tell a tree from a chain"
+    assert got["kv"] and got["shape"] == [len(prefixes) * n, 4 * 512]
+    assert got["metadata"] == "VerifyMetadata" and got["index"] == "torch.int64", got
+    assert got["form"] == ("PACKED" if kind == "ddtree" else None)
+
+
+@pytest.mark.parametrize("q_layout", ["flat", "strided"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_forms_of_q(patched: Worker, q_layout: str, dtype: str) -> None:
+    got = patched(eager, kind="eagle", prefixes=[9, 40], n=6, q_layout=q_layout, dtype=dtype)
+    assert got["tree"] <= BF16 and got["causal"] > WRONG and got["kv"], got
+
+
+def test_dflash_without_mask_is_causal(patched: Worker) -> None:
+    got = patched(eager, kind="dflash", prefixes=[12, 3], n=8, chain=True)
+    assert got["causal"] <= BF16 and got["metadata"] == "VerifyMetadata", got
+
+
+@pytest.mark.parametrize("kind, form", [("eagle", None), ("ddtree", "FULL")])
+def test_off_is_triton_itself_and_still_follows_the_tree(patched: Worker, kind: str, form: str | None) -> None:
+    got = patched(eager, kind=kind, prefixes=[5, 0, 70], n=8, on=False, dtype="float16")
+    assert got["metadata"] == "ForwardMetadata" and got["form"] == form, got
+    assert got["tree"] <= BF16 and got["causal"] > WRONG and got["kv"], got
+
+
+def released(on: bool) -> list[float]:
+    """A step's output, summed up exactly, where nothing is switched on."""
+    rig = _rig("eagle", 8, "float16")
+    step, backend = rig.step([5, 70], 8), _backend(rig, on) if on else rig.backend()
+    batch = step.forward_batch("eagle")
+    backend.init_forward_metadata(batch)
+    out = _extend(step, backend, batch)
+    return [float(row) for row in out.double().square().sum(-1)]
+
+
+def test_off_equals_the_release_bit_for_bit(patched: Worker, stock: Worker) -> None:
+    assert patched(released, on=False) == stock(released, on=False)
+    assert patched(released, on=True) != stock(released, on=False), "the check cannot tell the two kernels apart"
+
+
+def mask_dropped() -> dict[str, Any]:
+    """A step with the test's own switch on: the mask must now be missing."""
+    with environment(TREEVERIFY_DROP_MASK_FOR_TEST="1"):
+        return eager("eagle", [5, 0, 70], 8)
+
+
+def test_dropped_mask_is_seen(patched: Worker) -> None:
+    got = patched(mask_dropped)
+    assert got["tree"] > WRONG and got["causal"] <= BF16, got
+
+
+def flipped(row: int, column: int) -> list[int]:
+    """Rows of one request's output that change where one more node is visible to `row`."""
+    rig = _rig("eagle", 8)
+    step, backend = rig.step([30], 8), _backend(rig)
+    outs = []
+    for flip in (False, True):
+        batch = step.forward_batch("eagle")
+        if flip:
+            bits = batch.spec_info.custom_mask.view(8, 38)
+            bits[row, 30 + column] ^= True
+        backend.init_forward_metadata(batch)
+        outs.append(_extend(step, backend, batch))
+    changed = (outs[0] != outs[1]).any(-1).nonzero().flatten().tolist()
+    return [int(i) for i in changed]
+
+
+@pytest.mark.parametrize("row, column", [(7, 3), (2, 6)])
+def test_one_bit_changes_one_row(patched: Worker, row: int, column: int) -> None:
+    assert patched(flipped, row=row, column=column) == [row]
+
+
+def scaled(k_scale: float) -> float:
+    """A layer with a k_scale: Triton's writer divides by it."""
+    import torch
+    from mla_rig import worst_row
+
+    rig = _rig("eagle", 8)
+    step, backend = rig.step([9, 40], 8), _backend(rig)
+    expected, pool = step.expected(), rig.pool.kv_buffer[0]
+    pool.div_(k_scale)  # as written by earlier steps; a power of two, so exact
+    rig.layer.k_scale = rig.layer.v_scale = torch.tensor(k_scale)
+    rig.layer.k_scale_float = rig.layer.v_scale_float = k_scale
+    batch = step.forward_batch("eagle")
+    backend.init_forward_metadata(batch)
+    return worst_row(_extend(step, backend, batch), expected)
+
+
+def test_k_scale_is_applied_as_the_writer_stored_it(patched: Worker) -> None:
+    assert patched(scaled, k_scale=4.0) <= BF16
+
+
+def replayed(kind: str, mode: str, prefixes: list[int], bs: int, n: int) -> dict[str, Any]:
+    """replay_prepare of the real graph runner over a smaller batch than captured, after a fuller one.
+
+    `mode`: this backend alone, or the verifying half of a hybrid (by speculative_attention_mode).
+    """
+    from mla_rig import causal, worst_row
+    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    rig, verify = _rig(kind, n), ForwardMode.TARGET_VERIFY
+    outer = verifying = _backend(rig)
+    if mode != "plain":
+        rig.args.speculative_attention_mode, other = mode, _backend(rig, on=False)
+        halves = (verifying, other) if mode == "prefill" else (other, verifying)
+        outer = HybridAttnBackend(rig.runner, *halves)
+    outer.init_cuda_graph_state(bs, bs * n)
+    runner = rig.graph_runner(outer, bs, n)
+    buffers = runner.buffers
+    rows, lens = buffers.req_pool_indices[:bs], buffers.seq_lens[:bs]
+    outer.init_forward_metadata_capture_cuda_graph(bs, bs * n, rows, lens, None, verify, runner.get_spec_info(bs * n))
+    captured = verifying.forward_metadata
+    tensors = (captured.kv_indptr, captured.kv_indices, captured.mask, captured.workspace)
+    addresses = [t.data_ptr() for t in tensors]
+    for now in ([20] * bs, prefixes):
+        step = rig.step(now, n)
+        batch = _batch(step, kind, outer)
+        runner.replay_prepare(batch)
+        rows[len(now) :] = 7  # what an earlier, fuller replay may have left
+    batch.out_cache_loc, verifying.forward_metadata = buffers.out_cache_loc, captured
+    real = len(prefixes) * n
+    out = _extend(step.padded(bs * n - real), verifying, batch)
+    return {
+        "tree": worst_row(out[:real], step.expected()),
+        "causal": worst_row(out[:real], step.expected(causal(len(prefixes), n))),
+        "padding": float(out[real:].abs().max()) if out.shape[0] > real else 0.0,
+        "lengths": captured.kv_indptr[: bs + 1].diff().tolist(),
+        "mask_bytes": buffers.custom_mask.numel(),
+        "fixed": addresses == [t.data_ptr() for t in tensors],
+        "index": str(captured.kv_indices.dtype),
+    }
+
+
+@pytest.mark.parametrize("kind", ["eagle", "ngram", "dflash_mask", "ddtree"])
+@pytest.mark.parametrize("prefixes, bs, n", [([9, 44], 4, 8), ([7], 1, 65)])
+def test_replay_follows_the_tree_and_clears_padding(
+    patched: Worker, kind: str, prefixes: list[int], bs: int, n: int
+) -> None:
+    got = patched(replayed, kind=kind, mode="plain", prefixes=prefixes, bs=bs, n=n)
+    assert got["tree"] <= BF16 and got["causal"] > WRONG, got
+    assert got["padding"] == 0.0 and got["fixed"] and got["index"] == "torch.int64", got
+    assert got["lengths"] == [p + n for p in prefixes] + [0] * (bs - len(prefixes)), got
+    assert got["mask_bytes"] == 1, "the runner's mask buffer is not needed here"
+
+
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+def test_half_of_a_hybrid_verifies(patched: Worker, mode: str) -> None:
+    got = patched(replayed, kind="eagle", mode=mode, prefixes=[9, 44], bs=4, n=8)
+    assert got["tree"] <= BF16 and got["causal"] > WRONG and got["padding"] == 0.0, got
+
+
+def late_mask() -> dict[str, Any]:
+    """An overlap plan stream prepares a step before its mask is final, and asks where to write it."""
+    from mla_rig import worst_row
+
+    rig = _rig("eagle", 8)
+    step, backend = rig.step([5, 70], 8), _backend(rig)
+    backend.init_cuda_graph_state(2, 16)
+    batch = step.forward_batch("eagle")
+    final = batch.spec_info.custom_mask
+    batch.spec_info.custom_mask = final.clone().fill_(True)
+    backend.init_forward_metadata(batch)
+    early = worst_row(_extend(step, backend, batch), step.expected())
+    batch.spec_info.custom_mask = final
+    backend.update_verify_buffers_to_fill_after_draft(batch.spec_info, None)
+    return {
+        "early": early,
+        "final": worst_row(_extend(step, backend, batch), step.expected()),
+        "buffers": backend.get_verify_buffers_to_fill_after_draft(),
+    }
+
+
+def test_mask_written_after_the_plan_is_the_one_used(patched: Worker) -> None:
+    got = patched(late_mask)
+    assert got["early"] > WRONG and got["final"] <= BF16 and got["buffers"] == [None, None], got
+
+
+def buffer_sizes(on: bool, max_bs: int, n: int, **case: Any) -> dict[str, Any]:
+    """Elements and dtype of every tensor that init_cuda_graph_state leaves on the backend."""
+    import torch
+
+    draft, skip = case.pop("draft", False), case.pop("skip_prefill", False)
+    rig = _rig("eagle", n, is_draft_worker=draft, **case)
+    backend = _backend(rig, on, skip_prefill=skip)
+    before = set(vars(backend))
+    backend.init_cuda_graph_state(max_bs, max_bs * n)
+    made = {name: value for name, value in vars(backend).items() if name not in before or name.startswith("cuda_graph")}
+    sizes = {k: [v.numel(), str(v.dtype)] for k, v in made.items() if isinstance(v, torch.Tensor)}
+    return {"sizes": sizes, "row": rig.requests.req_to_token.shape[1], "splits": backend.max_kv_splits}
+
+
+def test_no_buffer_scales_with_width_and_context(patched: Worker) -> None:
+    bs, n, heads, latent = 4, 8, 4, 512
+    got = patched(buffer_sizes, on=True, max_bs=bs, n=n)
+    rows = bs * heads * got["splits"]
+    assert got["sizes"] == {
+        "cuda_graph_kv_indices": [bs * got["row"], "torch.int64"],
+        "cuda_graph_attn_logits": [rows * latent, "torch.float32"],
+        "cuda_graph_attn_lse": [rows, "torch.float32"],
+        "cuda_graph_num_kv_splits": [bs, "torch.int32"],
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    [{"on": False}, {"on": True, "draft": True}, {"on": True, "skip_prefill": True}, {"on": True, "page_size": 16}],
+)
+def test_buffers_are_the_releases_where_it_does_not_serve(
+    patched: Worker, stock: Worker, case: dict[str, Any]
+) -> None:
+    mine, released = patched(buffer_sizes, max_bs=4, n=8, **case), stock(buffer_sizes, max_bs=4, n=8, **case)
+    assert mine == released and mine["sizes"]["cuda_graph_kv_indices"] == [4 * 8 * 192, "torch.int64"]
+
+
+def decode_after_verify() -> dict[str, Any]:
+    """A decode step on the same backend, which keeps its own metadata and kernels, after a verify step."""
+    import torch
+    from mla_rig import worst_row
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    rig = _rig("eagle", 1, "float16")
+    step, backend = rig.step([6, 19], 1, chain=True), _backend(rig)
+    batch = step.forward_batch("eagle")
+    backend.init_forward_metadata(batch)
+    verified = _extend(step, backend, batch)
+    batch.forward_mode, batch.spec_info = ForwardMode.DECODE, None
+    batch.seq_lens, batch.seq_lens_sum = step.seq_lens + 1, sum(step.prefixes) + 2
+    backend.init_forward_metadata(batch)
+    q, k = torch.cat([step.q_nope, step.q_rope], -1), torch.cat([step.k, step.k_rope], -1)
+    decoded = backend.forward_decode(q, k, step.k, rig.layer, batch)
+    return {"metadata": type(backend.forward_metadata).__name__, "error": worst_row(decoded, verified)}
+
+
+def test_decode_stays_tritons(patched: Worker) -> None:
+    got = patched(decode_after_verify)
+    assert got["metadata"] == "ForwardMetadata" and got["error"] <= BF16, got
+
+
+def gate(**case: Any) -> list[Any]:
+    """[served or stock, what was logged] for a runner with these properties, TREEVERIFY_TRITON=1 unless `on` is not."""
+    import logging
+
+    import torch
+    from sglang.srt.treeverify import gates
+
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    log = logging.getLogger("sglang.srt.treeverify")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    gates._log_once.cache_clear()
+    on, kv, dtype = case.pop("on", True), case.pop("kv", None), case.pop("dtype", "bfloat16")
+    runner, skip = case.pop("runner", {}), case.pop("skip_prefill", False)
+    variables = case.pop("variables", {})
+    try:
+        rig = _rig("eagle", 8, dtype, **case)
+        rig.runner.__dict__.update(runner)
+        if kv:
+            rig.runner.kv_cache_dtype = getattr(torch, kv)
+        with environment(**variables):
+            backend = _backend(rig, on, skip_prefill=skip)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+    return ["stock" if backend.tree_verify is None else "served", heard]
+
+
+@pytest.mark.parametrize(
+    "case, outcome, said",
+    [
+        ({}, "served", "INFO treeverify: TARGET_VERIFY of triton (MLA) runs on treeverify's"),
+        ({"speculative_algorithm": "DDTREE"}, "served", "runs on treeverify's"),
+        ({"speculative_algorithm": "NGRAM"}, "served", "runs on treeverify's"),
+        ({"speculative_algorithm": "DFLASH", "speculative_eagle_topk": 1}, "served", "runs on treeverify's"),
+        ({"dtype": "float16"}, "served", "runs on treeverify's"),
+        ({"on": False}, "stock", None),
+        ({"is_draft_worker": True}, "stock", None),
+        ({"skip_prefill": True}, "stock", None),
+        ({"speculative_algorithm": None}, "stock", None),
+        ({"prefill_attention_backend": "fa3"}, "stock", None),
+        ({"runner": {"use_mla_backend": False}}, "stock", "not MLA"),
+        ({"runner": {"sliding_window_size": 128}}, "stock", "sliding windows"),
+        ({"page_size": 16}, "stock", "page size 16"),
+        ({"dtype": "float32"}, "stock", "float32"),
+        ({"kv": "float8_e4m3fn"}, "stock", "float8_e4m3fn"),
+        ({"enable_deterministic_inference": True}, "stock", "--enable-deterministic-inference"),
+        ({"enable_two_batch_overlap": True}, "stock", "--enable-two-batch-overlap"),
+        ({"heads": 129}, "stock", "129 query heads"),
+        ({"variables": {"TREEVERIFY_DISABLE": "1"}}, "stock", "INFO treeverify: TREEVERIFY_DISABLE is set"),
+    ],
+)
+def test_gate_never_refuses_a_tree(patched: Worker, case: dict[str, Any], outcome: str, said: str | None) -> None:
+    found, heard = patched(gate, **case)
+    assert found == outcome
+    if said is None:
+        assert not heard
+    else:
+        assert len(heard) == 1 and said in heard[0] and "DROP" not in heard[0], heard
+
+
+def subclass() -> bool:
+    """A draft step's backend derives from TritonAttnBackend."""
+    from sglang.srt.treeverify.attention.triton_draft import MLADraftStep
+
+    rig = _rig("eagle", 8)
+    with environment(TREEVERIFY_TRITON="1"):
+        return MLADraftStep(rig.runner).tree_verify is None
+
+
+def test_subclasses_keep_their_own(patched: Worker) -> None:
+    assert patched(subclass)
