@@ -66,7 +66,7 @@ def chosen() -> dict[str, Mode]:
 
 
 def engine_arguments(target: Path, draft: Path | None = None, **more: Any) -> dict[str, Any]:
-    """What all servers share: one GPU, buckets 1, 4 and 8, small pools so that several fit at once; else FlashInfer.
+    """What all servers share by default: one GPU, FlashInfer, buckets 1, 4 and 8, pools so small that several fit.
 
     `draft` is the drafter's folder, for an algorithm that needs one.
     """
