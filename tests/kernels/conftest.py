@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,13 +14,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+EMULATOR = Path(__file__).resolve().parent / "emulator"
+
+
+def _compiler() -> str:
+    found = shutil.which("g++") or shutil.which("c++")
+    assert found, "these tests need g++ (Debian: apt-get install g++)"
+    return found
 
 
 @pytest.fixture(scope="session")
 def host_build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], ctypes.CDLL]:
     """Compiles C++ source against kernels/ with g++ and loads it: host_build(name, source)."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "these tests need g++ (Debian: apt-get install g++)"
+    compiler = _compiler()
 
     def build(name: str, source: str) -> ctypes.CDLL:
         folder = tmp_path_factory.mktemp(name)
@@ -28,3 +36,58 @@ def host_build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str],
         return ctypes.CDLL(str(folder / "shim.so"))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def same_layout(host_build: Callable[[str, str], ctypes.CDLL]) -> Callable[[str, str, type[ctypes.Structure]], None]:
+    """same_layout(header, name, mirror): the C struct has the mirror's fields, where and as large as there."""
+
+    def check(header: str, name: str, mirror: type[ctypes.Structure]) -> None:
+        fields = [f[0] for f in mirror._fields_]
+        rows = ", ".join(f"{{offsetof({name}, {f}), sizeof({name}::{f})}}" for f in fields)
+        source = f"""
+        #include <stddef.h>
+        #include "{header}"
+        static const size_t rows[][2] = {{{rows}}};
+        extern "C" size_t total() {{ return sizeof({name}); }}
+        extern "C" size_t at(int i, int what) {{ return rows[i][what]; }}
+        """
+        lib = host_build(name, source)
+        lib.total.restype = lib.at.restype = ctypes.c_size_t
+        for i, field in enumerate(fields):
+            found = getattr(mirror, field)
+            assert (found.offset, found.size) == (lib.at(i, 0), lib.at(i, 1)), field
+        assert ctypes.sizeof(mirror) == lib.total()
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def emulator_build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
+    """emulator_build(name, cuda=True): emulator/NAME.cpp by g++, with the emulator's instructions in place of PTX.
+
+    `cuda`: whether it needs CUDA's headers.
+    """
+    if platform.machine() != "x86_64":
+        pytest.skip("the emulator switches its fibers in x86-64 assembly")
+    compiler = _compiler()
+
+    def build(name: str, cuda: bool = True) -> ctypes.CDLL:
+        target = tmp_path_factory.mktemp("emulator") / f"{name}.so"
+        flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC", "-shared"]
+        folders = [f"-I{EMULATOR}", f"-I{ROOT / 'kernels'}", *(["-isystem", _cuda_headers()] if cuda else [])]
+        subprocess.run([compiler, *flags, *folders, str(EMULATOR / f"{name}.cpp"), "-o", str(target)], check=True)
+        return ctypes.CDLL(str(target))
+
+    return build
+
+
+def _cuda_headers() -> str:
+    """The folder of CUDA's headers, as nvcc itself says: the one on PATH may be a script that calls another."""
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc on PATH, for the headers it comes with")
+    steps = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=True)
+    found = re.search(r'INCLUDES="-I([^"]+)"', steps.stderr)
+    assert found, f"nvcc --dryrun names no include folder:\n{steps.stderr}"
+    return found[1]

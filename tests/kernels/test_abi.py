@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 from treeverify.attention import abi
 
@@ -17,22 +15,8 @@ from treeverify.attention import abi
         (abi.PlanParams, "TvPlanParams"),
     ],
 )
-def test_struct_layout(host_build, mirror, name):
-    fields = [f[0] for f in mirror._fields_]
-    rows = ", ".join(f"{{offsetof({name}, {f}), sizeof({name}::{f})}}" for f in fields)
-    source = f"""
-    #include <stddef.h>
-    #include "params.h"
-    static const size_t rows[][2] = {{{rows}}};
-    extern "C" size_t total() {{ return sizeof({name}); }}
-    extern "C" size_t at(int i, int what) {{ return rows[i][what]; }}
-    """
-    lib = host_build(name, source)
-    lib.total.restype = lib.at.restype = ctypes.c_size_t
-    for i, field in enumerate(fields):
-        found = getattr(mirror, field)
-        assert (found.offset, found.size) == (lib.at(i, 0), lib.at(i, 1)), field
-    assert ctypes.sizeof(mirror) == lib.total()
+def test_struct_layout(same_layout, mirror, name):
+    same_layout("params.h", name, mirror)
 
 
 def test_mask_kinds(host_build):

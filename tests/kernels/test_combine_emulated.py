@@ -6,38 +6,16 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-import platform
-import re
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from treeverify.attention import cases, ops, plan
 
-SOURCE = Path(__file__).resolve().parent / "emulator"
-KERNELS = SOURCE.parents[2] / "kernels"
-
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel built by g++."""
-    if platform.machine() != "x86_64":
-        pytest.skip("the emulator switches its fibers in x86-64 assembly")
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "these tests need g++ (Debian: apt-get install g++)"
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc on PATH, for the headers it comes with")
-    steps = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=True)
-    cuda = re.search(r'INCLUDES="-I([^"]+)"', steps.stderr)
-    assert cuda, f"nvcc --dryrun names no include folder:\n{steps.stderr}"
-    target = tmp_path_factory.mktemp("emulator") / "combine.so"
-    flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC", "-shared", f"-I{SOURCE}", f"-I{KERNELS}"]
-    subprocess.run([compiler, *flags, "-isystem", cuda[1], str(SOURCE / "combine.cpp"), "-o", str(target)], check=True)
-    lib = ctypes.CDLL(str(target))
+def library(emulator_build: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
+    lib = emulator_build("combine")
     lib.tv_emulate_combine.restype = ctypes.c_char_p
     lib.tv_emulate_combine.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
     return lib

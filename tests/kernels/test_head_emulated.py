@@ -7,42 +7,21 @@ For machines without a GPU, against the CPU form of the ops. What it can't see, 
 from __future__ import annotations
 
 import ctypes
-import platform
 import random
-import re
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import head_cases
 import pytest
 import torch
 from treeverify.ddtree import head_ops
 
-SOURCE = Path(__file__).resolve().parent / "emulator"
-KERNELS = SOURCE.parents[2] / "kernels"
 HALF_OF_THE_THREADS = 2
 """The merging block has 256 threads here, and room for as many fewer candidates."""
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernels built by g++."""
-    if platform.machine() != "x86_64":
-        pytest.skip("the emulator switches its fibers in x86-64 assembly")
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "these tests need g++ (Debian: apt-get install g++)"
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc on PATH, for the headers it comes with")
-    steps = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=True)
-    cuda = re.search(r'INCLUDES="-I([^"]+)"', steps.stderr)
-    assert cuda, f"nvcc --dryrun names no include folder:\n{steps.stderr}"
-    target = tmp_path_factory.mktemp("emulator") / "head.so"
-    flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC", "-shared", f"-I{SOURCE}", f"-I{KERNELS}"]
-    subprocess.run([compiler, *flags, "-isystem", cuda[1], str(SOURCE / "head.cpp"), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
+def library(emulator_build: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
+    return emulator_build("head")
 
 
 Emulate = Callable[..., None]

@@ -9,20 +9,13 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-import platform
 import random
-import re
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from treeverify.attention import abi, cases, ops, plan, reference
 
-SOURCE = Path(__file__).resolve().parent / "emulator"
-KERNELS = SOURCE.parents[2] / "kernels"
 LIMIT = 5e-3
 SEEDS = range(6)
 INSTANCES = [
@@ -34,29 +27,9 @@ INSTANCES = [
 ]
 
 
-def cuda_headers() -> str:
-    """The folder of CUDA's headers, as nvcc itself says: the one on PATH may be a script that calls another."""
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc on PATH, for the headers it comes with")
-    steps = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=True)
-    found = re.search(r'INCLUDES="-I([^"]+)"', steps.stderr)
-    assert found, f"nvcc --dryrun names no include folder:\n{steps.stderr}"
-    return found[1]
-
-
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel built by g++, with the emulator's instructions in place of PTX."""
-    if platform.machine() != "x86_64":
-        pytest.skip("the emulator switches its fibers in x86-64 assembly")
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "these tests need g++ (Debian: apt-get install g++)"
-    target = tmp_path_factory.mktemp("emulator") / "emulator.so"
-    flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC", "-shared"]
-    folders = [f"-I{SOURCE}", f"-I{KERNELS}", "-isystem", cuda_headers()]
-    subprocess.run([compiler, *flags, *folders, str(SOURCE / "launch.cpp"), "-o", str(target)], check=True)
-    lib = ctypes.CDLL(str(target))
+def library(emulator_build: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
+    lib = emulator_build("launch")
     lib.tv_emulate.restype = ctypes.c_char_p
     lib.tv_emulate.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64, ctypes.c_bool]
     return lib

@@ -7,33 +7,18 @@ For machines without a GPU. What it can't see, tests/gpu does.
 from __future__ import annotations
 
 import ctypes
-import platform
 import random
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from tree_cases import KINDS, build_args, logprobs, same, walk_args
 from treeverify.ddtree import ops
 
-SOURCE = Path(__file__).resolve().parent / "emulator"
-KERNELS = SOURCE.parents[2] / "kernels"
-
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernels built by g++."""
-    if platform.machine() != "x86_64":
-        pytest.skip("the emulator switches its fibers in x86-64 assembly")
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "these tests need g++ (Debian: apt-get install g++)"
-    target = tmp_path_factory.mktemp("emulator") / "tree.so"
-    flags = ["-std=c++17", "-O2", "-w", "-fPIC", "-shared", f"-I{SOURCE}", f"-I{KERNELS}"]
-    subprocess.run([compiler, *flags, str(SOURCE / "tree.cpp"), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
+def library(emulator_build: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
+    return emulator_build("tree", cuda=False)
 
 
 Emulate = Callable[[ops.BuildArgs | ops.WalkArgs, int], None]
