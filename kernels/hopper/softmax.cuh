@@ -34,21 +34,26 @@ __device__ __forceinline__ float2 unpack2(__half, uint32_t v) {
 // A reference to subtract: 0 for a row that has seen nothing yet.
 __device__ __forceinline__ float finite(float reference) { return reference == -INFINITY ? 0 : reference; }
 
+// Caps raw scores where the layer does. Returns what still has to scale them to base-2 logits.
+template <int kN8>
+__device__ __forceinline__ float capped(const TvVerifyParams& p, float (&s)[kN8][4]) {
+  constexpr float kLog2e = 1.4426950408889634f;
+  const float scale = p.sm_scale * kLog2e;
+  if (!(p.logit_cap > 0)) return scale;
+  const float cap = p.logit_cap * kLog2e, twice = 2 * scale / p.logit_cap;
+#pragma unroll
+  for (int j = 0; j < kN8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[j][i] = cap - __fdividef(2 * cap, 1 + exp2_approx(s[j][i] * twice));  // cap tanh
+  }
+  return 1;
+}
+
 // Raw scores to base-2 logits less the reference of their row.
 template <int kN8>
 __device__ __forceinline__ void to_exponents(const TvVerifyParams& p, const float* reference, int lane,
                                              float (&s)[kN8][4]) {
-  constexpr float kLog2e = 1.4426950408889634f;
-  float scale = p.sm_scale * kLog2e;
-  if (p.logit_cap > 0) {
-    const float cap = p.logit_cap * kLog2e, twice = 2 * scale / p.logit_cap;
-    scale = 1;
-#pragma unroll
-    for (int j = 0; j < kN8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[j][i] = cap - __fdividef(2 * cap, 1 + exp2_approx(s[j][i] * twice));  // cap tanh
-    }
-  }
+  const float scale = capped(p, s);
 #pragma unroll
   for (int j = 0; j < kN8; ++j) {
     const float2 base = *reinterpret_cast<const float2*>(reference + 8 * j + 2 * (lane % 4));

@@ -21,17 +21,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // Raw scores to base-2 logits less the reference of their row.
 __device__ __forceinline__ void to_exponents(const TvVerifyParams& p, const float (&reference)[2], float (&s)[kN8][4]) {
-  constexpr float kLog2e = 1.4426950408889634f;
-  float scale = p.sm_scale * kLog2e;
-  if (p.logit_cap > 0) {
-    const float cap = p.logit_cap * kLog2e, twice = 2 * scale / p.logit_cap;
-    scale = 1;
-#pragma unroll
-    for (int j = 0; j < kN8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[j][i] = cap - __fdividef(2 * cap, 1 + exp2_approx(s[j][i] * twice));  // cap tanh
-    }
-  }
+  const float scale = capped(p, s);
   const float base[2] = {finite(reference[0]), finite(reference[1])};
 #pragma unroll
   for (int j = 0; j < kN8; ++j) {
