@@ -161,15 +161,7 @@ class TreeBatch:
             "rows": kept[:, 0].long(), "drafts": drafts, "mask": made.custom_mask,
         }  # fmt: skip
 
-    def finish(self, reqs: list[Any]) -> None:
-        """Releases requests as the scheduler does, and drops them from the batch."""
-        from sglang.srt.mem_cache.common import release_kv_cache
-
-        for req in reqs:
-            release_kv_cache(req, self.cache)
-        self.refresh([req for req in self.batch.reqs if req not in reqs])
-
-    def filter(self, finished: list[Any]) -> None:
+    def finish(self, finished: list[Any]) -> None:
         """Releases requests and drops them as the running batch does: the others' sampling state goes on."""
         from sglang.srt.mem_cache.common import release_kv_cache
 

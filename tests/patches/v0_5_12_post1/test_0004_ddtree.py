@@ -359,7 +359,7 @@ def penalised(n: int, eos: int | None, **parameters: Any) -> dict[str, Any]:
     everyone, drafts = list(trees.batch.reqs), 0
     while trees.batch.reqs:
         drafts += sum(trees.step(4, n, 8)["drafts"])
-        trees.filter([req for req in trees.batch.reqs if req.finished()])
+        trees.finish([req for req in trees.batch.reqs if req.finished()])
     expected = []
     for req, own in zip(everyone, (asked, {}), strict=True):
         text = [*req.origin_input_ids, req.output_ids[0]]

@@ -91,10 +91,8 @@ class Case:
 
 
 def byte_mask(visible: torch.Tensor, prefixes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """SGLang's FULL form: per request [n, prefix + n], prefix columns visible, flattened and concatenated."""
-    rows = [torch.cat([torch.ones(v.shape[0], p, dtype=torch.bool, device=v.device), v], 1).view(-1)
-            for v, p in zip(visible, prefixes, strict=True)]  # fmt: skip
-    return torch.cat(rows).to(dtype)
+    """reference.full_mask as bytes of `dtype`."""
+    return reference.full_mask(visible, prefixes).to(dtype)
 
 
 def prep_mask(kind: int, visible: torch.Tensor, prefixes: Sequence[int]) -> torch.Tensor | None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .abi import MASK_FULL, MASK_NONE, MASK_PACKED
@@ -27,6 +29,26 @@ def unpack_mask(words: torch.Tensor, n: int) -> torch.Tensor:
     """Inverse of pack_mask: int64 [..., n, W] to bool [..., n, n]."""
     bits = torch.arange(64, device=words.device)
     return ((words.view(torch.int64)[..., None] >> bits) & 1).bool().flatten(-2)[..., :n]
+
+
+def full_mask(visible: torch.Tensor, prefix_lens: Sequence[int]) -> torch.Tensor:
+    """SGLang's FULL form of a mask: with the columns of the prefix, all visible.
+
+    Args:
+        visible: bool [bs, n, n].
+        prefix_lens: committed tokens of each request.
+
+    Returns:
+        bool, flat: [n, prefix + n] a request.
+    """
+    n = visible.shape[-1]
+    mask = visible.new_ones(sum(n * (prefix + n) for prefix in prefix_lens))
+    start = 0
+    for mine, prefix in zip(visible, prefix_lens, strict=True):
+        end = start + n * (prefix + n)
+        mask[start:end].view(n, prefix + n)[:, prefix:] = mine
+        start = end
+    return mask
 
 
 def request_mask(

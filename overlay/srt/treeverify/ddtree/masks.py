@@ -4,12 +4,7 @@
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any
 
 STOCK = frozenset({"TritonAttnBackend", "FlashInferAttnBackend"})
 """SGLang's own backends that honour custom_mask in TARGET_VERIFY."""
@@ -43,23 +38,3 @@ def form_for(attn_backend: Any) -> MaskForm:
             + " or ".join(BACKENDS)
         )
     return MaskForm.FULL
-
-
-def full_mask(visible: torch.Tensor, prefix_lens: Sequence[int]) -> torch.Tensor:
-    """The mask with the columns of the prefix, all visible.
-
-    Args:
-        visible: bool [bs, n, n].
-        prefix_lens: committed tokens of each request.
-
-    Returns:
-        bool, flat: [n, prefix + n] a request.
-    """
-    n = visible.shape[-1]
-    mask = visible.new_ones(sum(n * (prefix + n) for prefix in prefix_lens))
-    start = 0
-    for mine, prefix in zip(visible, prefix_lens, strict=True):
-        end = start + n * (prefix + n)
-        mask[start:end].view(n, prefix + n)[:, prefix:] = mine
-        start = end
-    return mask

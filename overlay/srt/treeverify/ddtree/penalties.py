@@ -31,7 +31,8 @@ def apply(orchestrator: BatchedPenalizerOrchestrator, tree: DraftTree, logits: t
         tree: their trees.
         logits: fp32 [bs, n, V].
     """
-    path, new = tree.visible(), _first_on_path(tree)
+    path = tree.visible()
+    new = _first_on_path(tree.tokens, path)
     index = tree.tokens[:, None].expand_as(path)  # [bs, n, n]: token j, for every node i
     frequency, presence, repetition, least = _states(orchestrator)
     if frequency is not None:
@@ -87,10 +88,10 @@ def _states(orchestrator: BatchedPenalizerOrchestrator) -> list[Any]:
     return [state if state is not None and state.is_prepared() else None for state in found]
 
 
-def _first_on_path(tree: DraftTree) -> torch.Tensor:
+def _first_on_path(tokens: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
     """bool [bs, n]: no ancestor of the node holds the same token."""
-    same = tree.tokens[:, :, None] == tree.tokens[:, None]
-    return (same & tree.visible()).sum(-1) == 1
+    same = tokens[:, :, None] == tokens[:, None]
+    return (same & path).sum(-1) == 1
 
 
 def _scale(logits: torch.Tensor, by: torch.Tensor) -> None:

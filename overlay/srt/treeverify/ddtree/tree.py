@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..attention.plan import mask_words
+from ..attention.reference import unpack_mask
 from . import ops  # noqa: F401 - defines the ops
 
 _tree_build = torch.ops.treeverify.tree_build.default
@@ -71,15 +72,11 @@ class DraftTree:
             candidates.logprobs, candidates.ids, root, prefix_lens, n, tokens, positions, parents, depths, mask,
             next_token, next_sibling, scores, sizes,
         )  # fmt: skip
-        return cls(
-            tokens, positions, parents, depths, mask, next_token, next_sibling, scores, sizes, depth
-        )  # fmt: skip
+        return cls(tokens, positions, parents, depths, mask, next_token, next_sibling, scores, sizes, depth)
 
     def visible(self) -> torch.Tensor:
         """bool [bs, n, n]: the mask, unpacked."""
-        bs, n, words = self.mask.shape
-        bits = torch.arange(64, device=self.mask.device)
-        return (self.mask[..., None] >> bits & 1).view(bs, n, words * 64)[..., :n].bool()
+        return unpack_mask(self.mask, self.mask.shape[1])
 
     def walk(self, predicted: torch.Tensor, scores: torch.Tensor | None = None) -> tuple[list[Path], list[float]]:
         """The path of each tree that the target itself takes. One copy to the host, which waits for the device.

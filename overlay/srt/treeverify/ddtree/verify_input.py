@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
+from ..attention.reference import full_mask
 from . import penalties
 from .commit import Commit, accept
-from .masks import MaskForm, full_mask
+from .masks import MaskForm
 from .sampling import predict
 from .tree import DraftTree, Path
 
@@ -88,7 +89,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         _report_nan(paths, batch)
         logits_output.hidden_states = None
         return kept.bonus, kept.lengths, hidden.view(-1, hidden.shape[-1]).index_select(0, kept.rows), [
-            max(len(commit.nodes) - 1, 0) for commit in commits
+            len(commit.nodes) - 1 for commit in commits
         ]
 
 
