@@ -13,7 +13,6 @@ In float32 on Triton greedy outputs must equal those of the same requests served
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -249,21 +248,10 @@ def judge(name: str, data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument(
-        "--work", type=lambda text: Path(text).resolve(), required=True, help="folder for outputs and logs"
-    )
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--port", type=int, default=27000)
-    parser.add_argument("--serve", choices=sorted(SERVERS), help="run this server only (used by this script itself)")
-    args = parser.parse_args()
+    args = side_by_side.arguments(__doc__, SERVERS, 27000)
     if args.serve:
         serve(args.serve, args.target, args.draft, args.work, args.port)
         return
-    if args.out is None:
-        parser.error("--out is needed")
     options = ["--target", str(args.target), "--draft", str(args.draft)]
     side_by_side.run(__file__, SERVERS, args.work, options, args.port, LIMIT_S)
     rows: list[dict[str, Any]] = []

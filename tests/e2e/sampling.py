@@ -12,7 +12,6 @@ target on FlashInfer in bf16, and a grouped-query one in float32 on Triton, ther
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
@@ -148,23 +147,12 @@ def judge(name: str, rule: str, data: dict[str, Any], expected: list[dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--target", type=Path, required=True, help="the MLA target")
-    parser.add_argument("--draft", type=Path, required=True, help="its drafter")
-    parser.add_argument(
-        "--work", type=lambda text: Path(text).resolve(), required=True, help="folder for models, draws and logs"
-    )
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--port", type=int, default=24000)
-    parser.add_argument("--serve", choices=sorted(SERVERS), help="run this server only (used by this script itself)")
-    args = parser.parse_args()
+    args = side_by_side.arguments(__doc__, SERVERS, 24000)
     gqa = (args.work / "gqa" / "target", args.work / "gqa" / "draft")
     folders = {"mla": (args.target, args.draft), "gqa": gqa}
     if args.serve:
         serve(args.serve, *folders[SERVERS[args.serve].model], args.work, args.port)
         return
-    if args.out is None:
-        parser.error("--out is needed")
     tiny_gqa.write(args.work / "gqa")
     options = ["--target", str(args.target), "--draft", str(args.draft)]
     side_by_side.run(__file__, SERVERS, args.work, options, args.port, LIMIT_S)

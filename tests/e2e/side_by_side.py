@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -13,6 +14,32 @@ from typing import Any
 
 PORTS = 200
 """Ports a server may use, from its own on."""
+
+
+def arguments(doc: str | None, servers: Iterable[str], port: int, *switches: str) -> argparse.Namespace:
+    """The command line of a script of servers: target, draft, work, out, port, and serve, which it gives itself.
+
+    Args:
+        doc: the script's docstring.
+        servers: their names.
+        port: first of the ports, where none is given.
+        switches: options that the script gives itself, too.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("--target", type=Path, required=True, help="the MLA target")
+    parser.add_argument("--draft", type=Path, required=True, help="its drafter")
+    parser.add_argument(
+        "--work", type=lambda text: Path(text).resolve(), required=True, help="folder for models, results and logs"
+    )
+    parser.add_argument("--out", type=Path, help="results file")
+    parser.add_argument("--port", type=int, default=port)
+    parser.add_argument("--serve", choices=sorted(servers), help="run this server only (used by the script itself)")
+    for switch in switches:
+        parser.add_argument(switch, action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve is None and args.out is None:
+        parser.error("--out is needed")
+    return args
 
 
 def run(script: str, names: Iterable[str], work: Path, options: list[str], port: int, limit_s: float) -> list[str]:

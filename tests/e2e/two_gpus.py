@@ -280,17 +280,7 @@ def checked_row(data: dict[str, Any] | None, log: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--draft", type=Path, required=True)
-    parser.add_argument(
-        "--work", type=lambda text: Path(text).resolve(), required=True, help="folder for outputs and logs"
-    )
-    parser.add_argument("--out", type=Path, help="results file")
-    parser.add_argument("--port", type=int, default=20000)
-    parser.add_argument("--serve", choices=sorted([*SERVERS, JUDGE, *GPUS]), help="one part (used by this script)")
-    parser.add_argument("--unwatched", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = side_by_side.arguments(__doc__, [*SERVERS, JUDGE, *GPUS], 20000, "--unwatched")
     options = ["--target", str(args.target), "--draft", str(args.draft)]
     if args.serve in GPUS:
         gpu = GPUS.index(args.serve)
@@ -305,8 +295,6 @@ def main() -> None:
         watch_it_stop(args.serve, options, args.work, args.port)
     elif args.serve:
         serve(args.serve, args.target, args.draft, args.work, args.port)
-    elif args.out is None:
-        parser.error("--out is needed")
     else:
         run(args, options)
 
