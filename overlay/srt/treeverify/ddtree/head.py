@@ -66,11 +66,7 @@ class TopKHead:
         Raises:
             RuntimeError: the head is not vocab-parallel.
         """
-        if not hasattr(lm_head, "weight") or not hasattr(lm_head, "shard_indices"):
-            raise RuntimeError(
-                "treeverify: DDTREE needs a vocab-parallel LM head with `weight` and `shard_indices`, which "
-                f"{type(lm_head).__name__} is not; DFLASH needs the same, draft with another algorithm"
-            )
+        check_vocab_parallel(lm_head)
         group = self._group or _tp_group()
         rows, ranks = hidden_states.shape[0], int(group.world_size)
         ids = torch.empty((rows, self._k), dtype=torch.int64, device=hidden_states.device)
@@ -84,6 +80,15 @@ class TopKHead:
             lists = gathered
         topk_merge(lists.view(ranks, rows, *lists.shape[1:]), ids, logprobs)
         return ids, logprobs
+
+
+def check_vocab_parallel(lm_head: Any) -> None:
+    """Raises RuntimeError where an LM head is not one that TopKHead can read."""
+    if not hasattr(lm_head, "weight") or not hasattr(lm_head, "shard_indices"):
+        raise RuntimeError(
+            "treeverify: DDTREE needs a vocab-parallel LM head with `weight` and `shard_indices`, which "
+            f"{type(lm_head).__name__} is not; DFLASH needs the same, draft with another algorithm"
+        )
 
 
 class _Part(NamedTuple):

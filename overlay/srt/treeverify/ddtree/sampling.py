@@ -50,7 +50,7 @@ def predict(
         part.next_token_logits = logits.view(bs, n, -1)[requests].flatten(0, 1)
         rows = _per_node(sampling, requests, n)
         parts.append(sampler(part, rows, False, [], [], tree.positions[requests].flatten()))
-    tokens = torch.cat(parts).to(torch.int64)
+    tokens = (torch.cat(parts) if len(parts) > 1 else parts[0]).to(torch.int64)
     if not sampling.is_all_greedy:
         _agree(tokens)
     return tokens.view(bs, n)
@@ -74,6 +74,8 @@ def _per_node(sampling: SamplingBatchInfo, requests: slice, n: int) -> SamplingB
     """The parameters of some requests, one row a node; logits are adjusted already."""
     rows = copy.copy(sampling)
     rows.has_custom_logit_processor = False
+    if sampling.is_all_greedy:
+        return rows  # which the sampler then does not read
     for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed"):
         values = getattr(sampling, name)
         if values is not None:

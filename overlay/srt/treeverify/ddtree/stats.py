@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .tree import Path
 
 STAGES = ("draft", "build", "prep", "verify", "walk", "commit")
-"""Draft pass and candidates; trees; slots, metadata and mask; target pass; the target's tokens and the paths along
+"""Draft pass; candidates and trees; slots, metadata and mask; target pass; the target's tokens and the paths along
 them; slots, hidden states and draft KV of what was accepted. SGLang's own attention backends prepare within verify."""
 
 EVERY = 8

@@ -41,6 +41,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     """Learns from the step, where widths are chosen."""
     promise: torch.Tensor | None = None
     """fp32 [bs, >= n]: scores of these trees or of larger ones, for the budget."""
+    committed: torch.Tensor | None = None
+    """int64 [sum of lengths]: positions of the tokens that verify() committed, which are in batch.out_cache_loc."""
 
     @property
     def packed_mask(self) -> torch.Tensor | None:
@@ -85,6 +87,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         if batch.sampling_info.penalizer_orchestrator.is_required:
             tokens = kept.pad(self.tree.tokens.view(-1))
             penalties.commit(batch.sampling_info.penalizer_orchestrator, tokens, kept.lengths)
+        self.committed = self.tree.positions.view(-1)[kept.rows]
         self.stats.count(paths)
         _report_nan(paths, batch)
         logits_output.hidden_states = None

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 
 from .. import ranks
 from ..gates import TreeRefused, switched_on
 from .algorithm import NAME
 from .budget.start import Adaptive, start
+from .draft_kv import DraftKV
+from .draft_pass import DraftPass
+from .drafting import MAX_BATCH, Drafting
 from .head import TopKHead
 from .masks import MaskForm, form_for
 from .stats import Stats
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.dflash_info import DFlashDraftInput
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +43,15 @@ TOPK = "TREEVERIFY_DDTREE_TOPK"
 class DDTreeWorker(DFlashWorker):
     """Drafts with DFlash, verifies trees (spec v1, any tp, pp 1).
 
-    Everything before the tree (draft KV, draft pass) and after the accepted path (draft KV append) is DFLASH's.
+    The drafter is given what DFLASH gives it, and its KV holds what it holds there; but the host waits for the device
+    in the walk only (and where the drafter's attention backend does). Where the drafter keeps a window of its KV, or
+    SGLang projects into it layer by layer, DFLASH's own steps are taken.
     """
 
     _adaptive: Adaptive | None = None
     """None: trees are always of the width that the server was given."""
+    _draft_kv: DraftKV | None = None
+    """None: DFLASH's own steps."""
 
     def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **place: Any) -> None:
         target = target_worker.model_runner
@@ -54,12 +63,28 @@ class DDTreeWorker(DFlashWorker):
         self._topk = get_tp_group().broadcast_object(topk(self._width - 1, target.model_config.vocab_size))
         self._head = TopKHead(self._topk)
         self._candidates: Candidates | None = None
+        self._step: DDTreeVerifyInput | None = None
         self.tree_stats = Stats(self.device)
         ranks.check_installation()
         self._checks_ranks, self._steps = switched_on(ranks.CHECK), 0
         if self._mask_form is MaskForm.FULL:
             self._leave_room(target.model_config.context_len)
         self._adaptive = start(target, self._mask_form, self.block_size, self.tp_rank)
+        self._embed = target.model.get_input_embeddings()
+        self._drafting = Drafting(self._head, getattr(target.model, "lm_head", None), self.block_size - 1)
+        self._draft_pass = DraftPass(
+            self.draft_model_runner, self._draft_block_spec_info, self._mask_token_id, self.device
+        )
+        self._draft_kv = DraftKV.of(self, target.model_config.context_len)
+        if self.draft_model_runner.graph_runner is not None:
+            self._capture(server_args.max_running_requests or MAX_BATCH)
+
+    def _capture(self, requests: int) -> None:
+        """Captures what comes between the passes; tensor-parallel ranks talk while they draft, uncaptured."""
+        if self._draft_kv is not None:
+            self._draft_kv.capture(requests * self.block_size)
+        if get_tp_group().world_size == 1:
+            self._drafting.capture(requests, self._adaptive.budget.widths if self._adaptive else (self._width,))
 
     def _leave_room(self, context: int) -> None:
         """Ends requests where a tree would not fit into the mask that Triton captures, `context` columns wide."""
@@ -90,10 +115,38 @@ class DDTreeWorker(DFlashWorker):
         self.tree_stats.end()
         return result
 
+    def _prepare_for_speculative_decoding(self, batch: ScheduleBatch, draft_input: DFlashDraftInput) -> None:
+        """Drafts trees and makes them the batch's next pass."""
+        if self._draft_kv is None or batch.forward_mode.is_extend() or batch.forward_mode.is_idle():
+            super()._prepare_for_speculative_decoding(batch, draft_input)
+            return
+        if draft_input.target_hidden.shape[0]:
+            self._append_target_hidden_to_draft_kv(batch, draft_input)
+        hidden = self._draft_pass(batch, draft_input, self._embed)
+        self.tree_stats.mark("draft")
+        root = draft_input.bonus_tokens
+        candidates, tree = self._drafting(hidden[:, 1:], root, batch.seq_lens, self._next_width())
+        batch.spec_info = self._verify_input(candidates, tree, root, batch.seq_lens)
+        batch.spec_info.prepare_for_verify(batch, self.page_size)
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.return_hidden_states = False
+
+    def _append_target_hidden_to_draft_kv(self, batch: ScheduleBatch, draft_input: DFlashDraftInput) -> None:
+        """Brings the drafter's KV up to the committed tokens."""
+        step, self._step = self._step, None
+        if self._draft_kv is None or step is None or step.committed is None:
+            super()._append_target_hidden_to_draft_kv(batch, draft_input)
+            return
+        self._draft_kv.append(draft_input.target_hidden, step.committed, batch.out_cache_loc)
+        draft_input.draft_seq_lens = batch.seq_lens.to(torch.int32)
+        draft_input.ctx_lens = torch.zeros_like(draft_input.ctx_lens)
+        draft_input.target_hidden = draft_input.target_hidden[:0]
+
     def _greedy_sample_from_vocab_parallel_head(
         self, *, hidden_states: torch.Tensor, lm_head: Any, chunk_size: int = 256
     ) -> torch.Tensor:
         """DFLASH's choice, the likeliest token of each drafted position; the K likeliest are kept for the tree."""
+        self.tree_stats.mark("draft")
         ids, logprobs = self._head(hidden_states, lm_head)
         shape = (-1, self.block_size - 1, self._topk)
         self._candidates = Candidates(ids.view(shape), logprobs.view(shape))
@@ -111,22 +164,30 @@ class DDTreeWorker(DFlashWorker):
         """
         candidates, self._candidates = self._candidates, None
         assert candidates is not None, "drafting comes first"
-        self.tree_stats.mark("draft")
         block = (-1, draft_token_num)
         root, first = draft_token.view(block)[:, 0].contiguous(), positions.view(block)[:, 0].contiguous()
-        adaptive = self._adaptive
-        width = adaptive.budget.width if adaptive else self._width
-        tree = DraftTree.build(candidates, root, first, width)
+        return self._verify_input(
+            candidates, DraftTree.build(candidates, root, first, self._next_width()), root, first
+        )
+
+    def _next_width(self) -> int:
+        return self._adaptive.budget.width if self._adaptive else self._width
+
+    def _verify_input(
+        self, candidates: Candidates, tree: DraftTree, root: torch.Tensor, prefix_lens: torch.Tensor
+    ) -> DDTreeVerifyInput:
+        """The pass over trees that were built of candidates below these roots."""
+        adaptive, width = self._adaptive, tree.tokens.shape[1]
         promise = None
         if adaptive:
             adaptive.graphs.switch(width)
             looks_up = adaptive.budget.looks_up and width < self._width
-            promise = (DraftTree.build(candidates, root, first, self._width) if looks_up else tree).scores
+            promise = (DraftTree.build(candidates, root, prefix_lens, self._width) if looks_up else tree).scores
         self._steps += 1
         if self._checks_ranks:
             ranks.check_trees(tree, self._steps)
         self.tree_stats.mark("build")
-        return DDTreeVerifyInput(
+        self._step = DDTreeVerifyInput(
             draft_token=tree.tokens.view(-1),
             positions=tree.positions.view(-1),
             draft_token_num=width,
@@ -137,6 +198,7 @@ class DDTreeWorker(DFlashWorker):
             budget=adaptive.budget if adaptive else None,
             promise=promise,
         )
+        return self._step
 
 
 def _refuse(target: ModelRunner) -> None:
