@@ -40,8 +40,8 @@ class DraftKV:
         """For a DFlashWorker; None where SGLang projects layer by layer, or keeps a window of the drafter's KV.
 
         Args:
-            context: tokens a request may have. Where the rotary embeddings' table is shorter, None: SGLang replaces it by
-                a longer one when it must, which a graph would not see.
+            context: tokens a request may have. None too where the rotary embeddings' table is shorter: SGLang replaces
+                it by a longer one when it must, which a graph would not see.
         """
         projection = worker._fused_kv_helper
         if projection is None or worker.use_compact_draft_cache:
