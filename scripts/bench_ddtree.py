@@ -4,6 +4,7 @@
 
     python3 scripts/bench_ddtree.py --out results/ddtree.json --budget-s 460      # both stages, resuming
     python3 scripts/bench_ddtree.py --out … --stages speed --widths 16,32
+    python3 scripts/bench_ddtree.py --out … --modes none,ddtree-16                 # these servers only
     python3 scripts/bench_ddtree.py --plot results/ddtree.json                     # table and picture again, anywhere
 
 `acceptance` serves held-out prompts with the trained models, all servers side by side; `speed` times steps with random
@@ -104,6 +105,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--plot", type=Path, metavar="REPORT", help="only write the table and the picture of a report")
     parser.add_argument("--stages", default=",".join(STAGES), help="default: %(default)s")
     parser.add_argument("--widths", default=",".join(map(str, WIDTHS)), help="nodes of the trees; default: %(default)s")
+    parser.add_argument("--modes", help="only these servers, such as none,dflash-8,ddtree-16; default: all")
     parser.add_argument("--target", type=Path, default=TRAINED / "target", help="trained; default: the kit's")
     parser.add_argument("--draft", type=Path, default=TRAINED / "draft", help="its DFlash drafter; default: the kit's")
     parser.add_argument("--draft-backend", default="flashinfer", choices=("flashinfer", "triton"),
@@ -124,6 +126,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--widths: {args.widths} is not a list of numbers such as 16,32")
     if narrow := [width for width in args.widths if width < CHAIN.width]:
         parser.error(f"--widths: {narrow[0]} is less than the drafter's block of {CHAIN.width}")
+    args.modes = args.modes.split(",") if args.modes else []
+    known = [mode.name for mode in timed(args.widths)]
+    if unknown := [mode for mode in args.modes if mode not in known]:
+        parser.error(f"--modes: {', '.join(unknown)} unknown; there are {', '.join(known)}")
     if args.out:
         args.logs = args.logs or args.out.parent / "logs-ddtree"
     return args
@@ -136,6 +142,7 @@ def run(stage: str, args: argparse.Namespace, card: str, deadline: float) -> int
         deadline: seconds since the epoch.
     """
     modes = accepting(args.widths) if stage == "acceptance" else timed(args.widths)
+    modes = [mode for mode in modes if mode.name in args.modes or not args.modes]
     backend = "triton" if stage == "acceptance" else args.draft_backend  # in triton's, FlashInfer need not compile
     servers = [Server(stage, mode, backend, card, build(mode)) for mode in modes]
     wanted = [server for server in servers if any(server.wanted(Store(args.out, KEY)))]

@@ -68,6 +68,15 @@ def test_every_server_is_measured_once_and_what_failed_again(args):
     assert "stopped 16" in (args.logs / "speed-ddtree-16.log").read_text()
 
 
+def test_only_the_servers_asked_for_are_measured(args, capsys):
+    args.modes = ["none", "ddtree-32"]
+    bench_ddtree.run("speed", args, "a card", time.time() + 600)
+    assert {row["n"] for row in rows(args)} == {1, 32}
+    with pytest.raises(SystemExit):
+        bench_ddtree.arguments(["--out", str(args.out), "--widths", "16", "--modes", "ddtree-32"])
+    assert "ddtree-32 unknown; there are dflash-8, ddtree-16, none" in capsys.readouterr().err
+
+
 def test_a_spent_budget_starts_nothing(args, capsys):
     assert bench_ddtree.run("speed", args, "a card", time.time() + 10) == 3
     assert rows(args) == [] and "stopped before dflash-8, speed" in capsys.readouterr().out
