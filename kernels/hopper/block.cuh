@@ -15,7 +15,7 @@ template <typename S>
 __device__ __forceinline__ void init_barriers(uint32_t smem, float* reference) {
   const int i = threadIdx.x;
   if (i < 3 * kStages) barrier_init(smem + S::kFull + 8 * i, kWarpgroup);
-  if (i < 2 * kStages) barrier_init(smem + S::kFree + 8 * i, kWarpgroup / 32);
+  if (i < S::kParts * kStages) barrier_init(smem + S::kFree + 8 * i, kWarpgroup / 32);
   if (i < kStages) barrier_init(smem + S::kProbFull + 8 * i, kWarpgroup);
   if (i == 0) barrier_init(smem + S::kQueryFull, 2 * kWarpgroup);
   if (i < S::kQueryRows) reference[i] = -INFINITY;  // before the first tile

@@ -62,6 +62,25 @@ __device__ __forceinline__ void load_panel(const T* const (&src)[Rows::kCount], 
   }
 }
 
+// A tile, panel by panel into the places of the stage's last one, each once its part of V is free. The rope panel is
+// no V: it goes with the last part.
+template <typename T, typename S, bool kLastFirst>
+__device__ __forceinline__ void load_tile(const T* const (&src)[Rows::kCount], int left, uint32_t smem, uint32_t at,
+                                          int stage, int parity) {
+  constexpr int kPart = kRopePanel / S::kParts;  // panels
+  int free = -1;
+#pragma unroll
+  for (int i = 0; i < kPanels; ++i) {
+    const int j = kLastFirst ? kPanels - 1 - i : i, part = min(j / kPart, S::kParts - 1);
+    if (part != free) barrier_wait(smem + S::kFree + 8 * (S::kParts * stage + part), parity);
+    free = part;
+    const int to =
+        j == kRopePanel ? S::kRope + stage * S::kRopeStride : S::kValues + (stage * kRopePanel + j) * kPanelBytes;
+    load_panel(src, left, smem + to + at, j);
+    if (i % kThird == kThird - 1) barrier_arrive_after_copies(smem + S::kFull + 8 * (3 * stage + j / kThird));
+  }
+}
+
 template <typename T, typename S>
 __device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req, Range range, Rows rows,
                                      uint32_t smem) {
@@ -76,15 +95,10 @@ __device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req
     }
     rows.fetch(p, req, tile + kTile, range.end);
     const int left = range.end - tile - int(threadIdx.x / 8);  // rows past the end are zero
-#pragma unroll
-    for (int j = 0; j < kPanels; ++j) {
-      if (j == kRopePanel) {
-        load_panel(src, left, smem + S::kRope + stage * S::kRopeStride + at, j);
-      } else {
-        if (j % kHalf == 0) barrier_wait(smem + S::kFree + 8 * (2 * stage + j / kHalf), parity);
-        load_panel(src, left, smem + S::kValues + (stage * kRopePanel + j) * kPanelBytes + at, j);
-      }
-      if (j % kThird == kThird - 1) barrier_arrive_after_copies(smem + S::kFull + 8 * (3 * stage + j / kThird));
+    if (S::kOddLastFirst && stage) {
+      load_tile<T, S, true>(src, left, smem, at, stage, parity);
+    } else {
+      load_tile<T, S, false>(src, left, smem, at, stage, parity);
     }
     stage ^= 1;
     parity ^= stage ^ 1;

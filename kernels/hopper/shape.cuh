@@ -39,6 +39,8 @@ struct Job {
 template <int kRows>
 struct Shape {
   static constexpr int kQueryRows = kRows;
+  static constexpr int kParts = 2;              // of V, given back one by one
+  static constexpr bool kOddLastFirst = false;  // panels of odd tiles are loaded last to first
   static constexpr int kN8 = kRows / 8;
   static constexpr int kQPanelBytes = kRows * 128;
   static constexpr int kProbBytes = kRows * 128;
@@ -56,9 +58,9 @@ struct Shape {
 
   // Barriers, 8 bytes each.
   static constexpr int kFull = kBarriers;                // [stage][third] landed
-  static constexpr int kFree = kFull + 8 * kStages * 3;  // [stage][half] read, with P; both halves: the rope panel too
+  static constexpr int kFree = kFull + 8 * kStages * 3;  // [stage][part] read, with P; all parts: the rope panel too
   static constexpr int kProbFull =
-      kFree + 8 * kStages * 2;  // [stage] P written, and what the group after needs to know
+      kFree + 8 * kStages * kParts;  // [stage] P written, and what the group after needs to know
   static constexpr int kQueryFull = kProbFull + 8 * kStages;
   static constexpr int kSmemBytes = kQueryFull + 8;
 

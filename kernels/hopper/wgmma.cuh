@@ -73,7 +73,7 @@ TV_WGMMA_OF(__half, "f16")
 template <typename T>
 struct WgmmaScores;
 
-// d [64 x 256] += a * b: the reduction runs down the rows of b's four panels.
+// Columns 8 kAt and up of d += a * b [64 x 128]: the reduction runs down the rows of b's two panels.
 template <typename T>
 struct WgmmaValues;
 
@@ -85,13 +85,10 @@ __device__ __forceinline__ uint64_t descriptor_of_panels(uint32_t addr, int apar
 
 #define TV_D_4(j) TV_D(j), TV_D(j + 1), TV_D(j + 2), TV_D(j + 3)
 #define TV_D_16X(j) TV_D_4(j), TV_D_4(j + 4), TV_D_4(j + 8), TV_D_4(j + 12)
-#define TV_REGS_128                                                                                      \
+#define TV_REGS_64                                                                                       \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"   \
   "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51," \
-  "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76," \
-  "%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,"    \
-  "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120," \
-  "%121,%122,%123,%124,%125,%126,%127"
+  "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 #define TV_WGMMA_M64_OF(TYPE, PTX_TYPE)                                                                           \
   template <>                                                                                                     \
@@ -107,16 +104,18 @@ __device__ __forceinline__ uint64_t descriptor_of_panels(uint32_t addr, int apar
   };                                                                                                              \
   template <>                                                                                                     \
   struct WgmmaValues<TYPE> {                                                                                      \
+    template <int kAt>                                                                                            \
     __device__ __forceinline__ static void run(float (&d)[32][4], uint64_t a, uint64_t b) {                       \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." PTX_TYPE "." PTX_TYPE " {" TV_REGS_128          \
-                   "}, %128, %129, 1, 1, 1, 0, 1;"                                                                \
-                   : TV_D_16X(0), TV_D_16X(16)                                                                    \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_TYPE "." PTX_TYPE " {" TV_REGS_64           \
+                   "}, %64, %65, 1, 1, 1, 0, 1;"                                                                  \
+                   : TV_D_16X(kAt)                                                                                \
                    : "l"(a), "l"(b));                                                                             \
     }                                                                                                             \
+    template <int kAt>                                                                                            \
     __device__ __forceinline__ static void run(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b) {           \
-      asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." PTX_TYPE "." PTX_TYPE " {" TV_REGS_128          \
-                   "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 1;"                                                  \
-                   : TV_D_16X(0), TV_D_16X(16)                                                                    \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." PTX_TYPE "." PTX_TYPE " {" TV_REGS_64           \
+                   "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                                       \
+                   : TV_D_16X(kAt)                                                                                \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
     }                                                                                                             \
   };

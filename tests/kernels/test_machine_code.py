@@ -57,9 +57,9 @@ def test_hopper_on_sm_90a(rows, tmp_path, capfd):
 
 
 def test_hopper_of_many_rows_issues_its_products_once_a_tile(tmp_path):
-    """36 for the scores; 4 for each half of the values, of a group's own tile, of the other's, and behind the loop."""
+    """36 for the scores; 4 for each part of the values, of a group's own tile, of the other's, and behind the loop."""
     found = counts("hopper/inst/verify_bf16_m64.cu", "90a", tmp_path)["tv_hopper_bf16_m64"]
-    assert found["HGMMA"] == 2 * (36 + 4 + 4 + 4)
+    assert found["HGMMA"] == 2 * (36 + 8 + 8 + 8)
 
 
 @pytest.mark.parametrize("unit", ["hopper/inst/verify_bf16_r72.cu", "portable/inst/verify_wide_bf16_r48.cu"])

@@ -8,6 +8,8 @@ namespace tv::hopper::m64 {
 
 struct Shape {
   static constexpr int kQueryRows = 64;
+  static constexpr int kParts = 4;             // of V, given back one by one
+  static constexpr bool kOddLastFirst = true;  // panels of odd tiles are loaded last to first
   static constexpr int kQPanelBytes = kQueryRows * 128;
   static constexpr int kProbBytes = kQueryRows * kTile * 2;
 
@@ -22,9 +24,9 @@ struct Shape {
   static constexpr int kBarriers = kJob + 32;
 
   // Barriers, 8 bytes each.
-  static constexpr int kFull = kBarriers;                    // [stage][third] landed
-  static constexpr int kFree = kFull + 8 * kStages * 3;      // [stage][half] read; both halves: the rope panel too
-  static constexpr int kProbFull = kFree + 8 * kStages * 2;  // [stage] P and references written
+  static constexpr int kFull = kBarriers;                // [stage][third] landed
+  static constexpr int kFree = kFull + 8 * kStages * 3;  // [stage][part] read; the last part: the rope panel too
+  static constexpr int kProbFull = kFree + 8 * kStages * kParts;  // [stage] P and references written
   static constexpr int kQueryFull = kProbFull + 8 * kStages;
   static constexpr int kSmemBytes = kQueryFull + 8;
 

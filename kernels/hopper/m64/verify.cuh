@@ -53,13 +53,27 @@ struct Group {
   __device__ __forceinline__ uint32_t full(int t, int third) const {
     return smem + S::kFull + 8 * (3 * (t & 1) + third);
   }
-  __device__ __forceinline__ uint32_t free(int t) const { return smem + S::kFree + 8 * (2 * (t & 1) + kGroup); }
   __device__ __forceinline__ uint32_t prob_full(int t) const { return smem + S::kProbFull + 8 * (t & 1); }
   __device__ __forceinline__ static int parity(int t) { return t >> 1 & 1; }
+  // Odd tiles are loaded, scored and multiplied last panel first: what one product frees is what the next tile in its
+  // place waits for first.
+  __device__ __forceinline__ static constexpr int first_part(int t) { return t & 1; }
+  static constexpr int kFirstThird = kGroup ? 2 : 0;
 
-  // This group has no more use for its half of tile t.
+  // This group has no more use for one of its two parts of tile t. Each warp says so for itself once its product with
+  // the part has ended. That product came after P of the tile, which the tile's own group published behind its scores:
+  // so the part is read as K too, and so is the rope panel, which odd tiles load with their last part. P's place is
+  // written again after the tile two further on has landed whole, which waits for all four parts.
+  __device__ __forceinline__ void give_back(int t, int part) const {
+    if (lane == 0) barrier_arrive(smem + S::kFree + 8 * (S::kParts * (t & 1) + 2 * kGroup + part));
+  }
+  // Both parts, as the products with them end, of which kBehind groups of products are younger.
+  template <int kBehind>
   __device__ __forceinline__ void give_back(int t) const {
-    if (lane == 0) barrier_arrive(free(t));
+    wgmma_wait<kBehind + 1>();
+    give_back(t, first_part(t));
+    wgmma_wait<kBehind>();
+    give_back(t, 1 - first_part(t));
   }
 
   __device__ __forceinline__ void load_query() {
@@ -82,7 +96,7 @@ struct Group {
         if (j < kRopePanel) {
           const uint32_t key = smem + S::kValues + (kGroup * kRopePanel + j) * kPanelBytes;
           Wgmma<T, kTile, false>::run(s, descriptor(smem + j * S::kQPanelBytes + 32 * k), descriptor(key + 32 * k),
-                                      j + k > 0);
+                                      third != kFirstThird || i + k > 0);
         } else {
           WgmmaScores<T>::run(s, query[k], descriptor(smem + S::kRope + kGroup * S::kRopeStride + 32 * k), true);
         }
@@ -91,17 +105,29 @@ struct Group {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ uint64_t value(int stage, int k) const {
-    const uint32_t half = smem + S::kValues + (stage * kRopePanel + kGroup * kHalf) * kPanelBytes;
-    return descriptor_of_panels(half + 2048 * k, kPanelBytes);
+  // Issues P . V with part kPart of this group's half of a stage; P's operand for positions 16 k and up is prob_of(k).
+  template <int kPart, typename P>
+  __device__ __forceinline__ void issue_part(int stage, P prob_of) {
+    const uint32_t part = smem + S::kValues + (stage * kRopePanel + kGroup * kHalf + 2 * kPart) * kPanelBytes;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      WgmmaValues<T>::template run<kHalf * kN8 / 2 * kPart>(o, prob_of(k),
+                                                            descriptor_of_panels(part + 2048 * k, kPanelBytes));
+    }
+    wgmma_commit();
+  }
+
+  // Both parts of tiles of group kOf.
+  template <int kOf, typename P>
+  __device__ __forceinline__ void issue_values(P prob_of) {
+    wgmma_fence();
+    issue_part<first_part(kOf)>(kOf, prob_of);
+    issue_part<1 - first_part(kOf)>(kOf, prob_of);
   }
 
   // Issues this group's half of P . V of its own tile.
   __device__ __forceinline__ void issue_own_values() {
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) WgmmaValues<T>::run(o, prob[k], value(kGroup, k));
-    wgmma_commit();
+    issue_values<kGroup>([&](int k) -> const uint32_t (&)[4] { return prob[k]; });
   }
 
   // And of tile t of the other group, once it has its softmax.
@@ -115,11 +141,8 @@ struct Group {
       wgmma_wait<0>();  // the compiler wants no product in flight where it touches sums
       rescale(by);
     }
-    wgmma_fence();
     const uint32_t panel = smem + (kGroup ? S::kProb : S::kQRope);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) WgmmaValues<T>::run(o, descriptor(panel + 32 * k), value(1 - kGroup, k));
-    wgmma_commit();
+    issue_values<1 - kGroup>([&](int k) { return descriptor(panel + 32 * k); });
   }
 
   __device__ __forceinline__ void rescale(const float (&by)[2]) {
@@ -175,28 +198,23 @@ struct Group {
       if constexpr (kGroup == 0) {
         if (t > 0) issue_other_values(t - 1);
         issue_scores(t, 0);
-        wgmma_wait<1>();  // the values of t - 1
-        if (t > 0) give_back(t - 1);
+        if (t > 0) give_back<1>(t - 1);  // behind them: a third of the scores
         issue_scores(t, 1);
         issue_scores(t, 2);
         wgmma_wait<0>();
       } else {
-        issue_scores(t, 0);
-        issue_scores(t, 1);
         issue_scores(t, 2);
+        issue_scores(t, 1);
+        issue_scores(t, 0);
         issue_other_values(t - 1);
-        wgmma_wait<1>();  // the scores
+        wgmma_wait<2>();  // the scores: the other tile's values are two groups
       }
       float by[2];
       const bool moves = softmax(t, t >= unmasked, visible, by);
-      if constexpr (kGroup == 1) {
-        wgmma_wait<0>();
-        give_back(t - 1);
-      }
+      if constexpr (kGroup == 1) give_back<0>(t - 1);
       if (moves) rescale(by);
       issue_own_values();
-      wgmma_wait<0>();
-      give_back(t);
+      give_back<0>(t);
     }
     if (t == tiles && t > 0) {  // the last tile was the other group's
       issue_other_values(t - 1);
