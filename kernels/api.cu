@@ -197,7 +197,8 @@ bool is_launchable(const TvVerifyParams& p) {
   if (p.splits > p.bs && reinterpret_cast<uintptr_t>(p.workspace) % 16) return false;
   if (p.splits > p.bs && int64_t(p.splits) * p.max_q * p.heads > kMaxPartials) return false;
   if (p.bs == 0) return p.splits == 0;
-  if (p.split_indptr != nullptr) return p.splits <= kMaxPlannedSplits;
+  if (p.split_indptr != nullptr) return p.taper == 0 && p.splits <= kMaxPlannedSplits;
+  if (p.taper < 0 || p.taper > tv::kMaxTaper || p.taper >= p.splits / p.bs) return false;
   return p.splits % p.bs == 0 && p.splits / p.bs <= tv::kMaxSplits;
 }
 

@@ -150,7 +150,7 @@ __device__ __forceinline__ void combine_block(const TvVerifyParams& p, Meeting& 
   zero_uncovered<T>(p, warp, lane);
   const Split split = Split::of_block(p, blockIdx.y);
   const Request req(p, min(split.b, p.bs - 1));
-  const int active = split.b < p.bs ? active_splits(req.len.kv, split.count) : 0;
+  const int active = split.b < p.bs ? active_splits(req.len.kv, split.cut) : 0;
   wait_for_primary();
   if (active <= 1) return;
 
@@ -160,7 +160,7 @@ __device__ __forceinline__ void combine_block(const TvVerifyParams& p, Meeting& 
   int turn = 0;
 #pragma unroll 1
   for (int first = (split.index * gridDim.x + blockIdx.x) * pieces; first < items;
-       first += split.count * gridDim.x * pieces) {
+       first += split.cut.splits * gridDim.x * pieces) {
     const int item = first + warp / sharing, row = item / kCombinePieces;  // the same in all warps that meet
     const int dim = item % kCombinePieces * kPieceDims + 4 * lane;
     Merged mine(Share(ws, split.first, item < items ? active : 0, row, dim, group, sharing));

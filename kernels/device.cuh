@@ -54,15 +54,16 @@ __device__ __forceinline__ int covered_rows(const TvVerifyParams& p) {
 struct Split {
   int b;      // request; bs where nobody needs this block
   int first;  // number of the request's first split
-  int count;  // splits of the request
-  int index;  // the block's place among them
+  Cut cut;    // of the request
+  int index;  // the block's place among its splits
 
-  // The work of block `slot` along the split axis. Whole warps call it.
+  // The work of block `slot` along the split axis. Whole warps call it. Splits of a request are neighbours, unless
+  // they differ in length: then the longest of all requests come first.
   __device__ __forceinline__ static Split of_block(const TvVerifyParams& p, int slot) {
     if (p.split_indptr == nullptr) {
-      const int nsplit = max(p.splits / max(p.bs, 1), 1);
-      const int b = min(slot / nsplit, p.bs);
-      return {b, b * nsplit, nsplit, slot - b * nsplit};
+      const int bs = max(p.bs, 1), nsplit = max(p.splits / bs, 1), taper = p.taper;
+      const int b = taper ? slot % bs : min(slot / nsplit, p.bs);
+      return {b, b * nsplit, {nsplit, taper}, taper ? slot / bs : slot - b * nsplit};
     }
     int i = 0;  // requests, in the plan's order, whose splits end at or before `slot`
 #pragma unroll 1
@@ -70,16 +71,21 @@ struct Split {
       const int at = from + threadIdx.x % 32;
       i += __popc(__ballot_sync(0xffffffffu, at < p.bs && p.split_indptr[at + 1] <= slot));
     }
-    if (i >= p.bs) return {p.bs, slot, 0, 0};
+    if (i >= p.bs) return {p.bs, slot, {0, 0}, 0};
     const Split split = of_request(p, i);
-    return {split.b, split.first, split.count, slot - split.first};
+    return {split.b, split.first, split.cut, slot - split.first};
+  }
+
+  // Number of that block's split, counted over all requests: first + index.
+  __device__ __forceinline__ static int number(const TvVerifyParams& p, int slot) {
+    return p.taper ? slot % p.bs * (p.splits / p.bs) + slot / p.bs : slot;
   }
 
   // All splits of the i-th request: in the plan's order where there is one.
   __device__ __forceinline__ static Split of_request(const TvVerifyParams& p, int i) {
-    if (p.split_indptr == nullptr) return {i, i * (p.splits / p.bs), p.splits / p.bs, 0};
+    if (p.split_indptr == nullptr) return {i, i * (p.splits / p.bs), {p.splits / p.bs, p.taper}, 0};
     const int first = p.split_indptr[i];
-    return {p.split_indptr[p.bs + 1 + i], first, p.split_indptr[i + 1] - first, 0};
+    return {p.split_indptr[p.bs + 1 + i], first, {p.split_indptr[i + 1] - first, 0}, 0};
   }
 };
 

@@ -18,7 +18,9 @@ constexpr int kRope = 64;                 // width of the rotary part of K
 constexpr int kKeyDim = kLatent + kRope;  // row of the pool
 constexpr int kChunkUnit = 64;            // KV positions: splits start at multiples of it, a tile of any path fits in
 constexpr int kMaxSplits = 256;           // splits of one request that the combine kernel merges
-constexpr int kCombinePieces = 4;         // of a row's latent, a warp each in the combine kernel: 16 bytes a lane
+constexpr int kShortestShare = 3 * kChunkUnit;  // of halved splits
+constexpr int kMaxTaper = 8;                    // of a request's splits, those that are halved
+constexpr int kCombinePieces = 4;               // of a row's latent, a warp each in the combine kernel: 16 bytes a lane
 
 TV_HD int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 
@@ -33,18 +35,47 @@ struct Range {
   int begin, end;
 };
 
-// KV positions a split takes: an equal share, rounded up to whole units.
-TV_HD int chunk_len(int kv_len, int nsplit) { return ceil_div(ceil_div(kv_len, nsplit), kChunkUnit) * kChunkUnit; }
+// How the KV of a request is cut: into `splits`, of which each of the last `taper` is half as long as the one
+// before it, so that a last wave of short blocks fills the multiprocessors that the long ones leave idle. 0 <= taper <
+// splits.
+struct Cut {
+  int splits, taper;
+};
+
+// Where split s begins, in shares: the shortest split is one share.
+TV_HD int64_t shares_before(Cut cut, int s) {
+  const int whole = s < cut.splits - cut.taper ? s : cut.splits - cut.taper;
+  return (int64_t(whole + 1) << cut.taper) - (1 << (cut.taper - (s - whole)));
+}
+
+// KV positions of a share. Equal splits are whole units; halved ones start at whole units, and a short request
+// has fewer: blocks of less than kShortestShare take most of their time to start and end.
+TV_HD int share_len(int kv_len, Cut cut) {
+  const int len = ceil_div(kv_len, int(shares_before(cut, cut.splits)));
+  if (cut.taper == 0) return ceil_div(len, kChunkUnit) * kChunkUnit;
+  return len > kShortestShare ? len : kShortestShare;
+}
 
 // Positions [begin, end) of split s; begin >= end where the split is empty.
-TV_HD Range split_range(int kv_len, int nsplit, int s) {
-  const int64_t begin = int64_t(s) * chunk_len(kv_len, nsplit);
-  const int64_t end = begin + chunk_len(kv_len, nsplit);
-  return {int(begin < kv_len ? begin : kv_len), int(end < kv_len ? end : kv_len)};
+TV_HD Range split_range(int kv_len, Cut cut, int s) {
+  const int64_t len = share_len(kv_len, cut);
+  int at[2];
+  for (int i = 0; i < 2; ++i) {
+    const int64_t start = (len * shares_before(cut, s + i) + kChunkUnit - 1) / kChunkUnit * kChunkUnit;
+    at[i] = int(start < kv_len ? start : kv_len);
+  }
+  return {at[0], at[1]};
 }
 
 // Splits that are not empty; they come first.
-TV_HD int active_splits(int kv_len, int nsplit) { return kv_len > 0 ? ceil_div(kv_len, chunk_len(kv_len, nsplit)) : 0; }
+TV_HD int active_splits(int kv_len, Cut cut) {
+  if (kv_len <= 0) return 0;
+  const int64_t len = share_len(kv_len, cut), last = (kv_len - 1) / kChunkUnit * kChunkUnit;  // where splits may start
+  const int64_t equal = last / (len << cut.taper) + 1;
+  int active = int(equal < cut.splits - cut.taper ? equal : cut.splits - cut.taper);
+  while (active < cut.splits && len * shares_before(cut, active) <= last) ++active;
+  return active;
+}
 
 // Lengths of one request. A request without KV entries is padding, whatever its draft width.
 struct Lengths {

@@ -48,6 +48,7 @@ typedef struct TvVerifyParams {
   int32_t bs, tokens, heads, max_q;
   int32_t splits;             // of all requests: bs * nsplit without a plan; with one, what the plan may use at most
   int32_t path;               // TvPath
+  int32_t taper;              // without a plan: of each request's splits the last, each half as long as the one before
   float sm_scale, logit_cap;  // logit_cap <= 0: none
 } TvVerifyParams;
 

@@ -46,10 +46,10 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
     return;
   }
   const Request req(p, split.b);
-  const int rows = min(req.rows - row0, kRows), active = active_splits(req.len.kv, split.count);
+  const int rows = min(req.rows - row0, kRows), active = active_splits(req.len.kv, split.cut);
   if (rows <= 0 || split.index >= max(active, 1)) return;
   if (active == 0) return zero_rows<T>(p, req.first_token * p.heads + row0, rows);
-  const Range range = split_range(req.len.kv, split.count, split.index);
+  const Range range = split_range(req.len.kv, split.cut, split.index);
 
   if (!writes_directly(p)) launch_dependents();
 

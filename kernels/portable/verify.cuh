@@ -55,7 +55,7 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   }
   const Request req(p, split.b);
   const int rows = min(req.rows - row0, C::kRows);
-  const Range range = split_range(req.len.kv, split.count, split.index);
+  const Range range = split_range(req.len.kv, split.cut, split.index);
   if (rows <= 0) return;
   if (range.begin >= range.end) {
     if (split.index == 0) zero_rows<T>(p, req.first_token * p.heads + row0, rows);
@@ -190,10 +190,11 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
 
   // The sums go through shared memory, so that a store covers a whole stretch of a row.
   const float total = softmax.total();
+  const int number = Split::number(p, slot);
   if (has_rows && softmax.quad == 0) {
     table[softmax.row].inverse = total > 0 ? reciprocal_approx(total) : 0;
     if (!direct && softmax.row < rows) {
-      *Workspace(p).partial_lse(slot, row0 + softmax.row) = total > 0 ? softmax.base + __log2f(total) : -INFINITY;
+      *Workspace(p).partial_lse(number, row0 + softmax.row) = total > 0 ? softmax.base + __log2f(total) : -INFINITY;
     }
   }
   __syncthreads();
@@ -211,7 +212,7 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
     if (direct) {
       store4<T>(static_cast<T*>(p.out) + table[row].out + dim, v);
     } else {
-      *reinterpret_cast<float4*>(Workspace(p).partial(slot, row0 + row) + dim) = v;
+      *reinterpret_cast<float4*>(Workspace(p).partial(number, row0 + row) + dim) = v;
     }
   }
 }

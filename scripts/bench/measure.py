@@ -73,7 +73,7 @@ class Bench:
         row = self._check(job, case, run)
         row["us"] = self.timer(run)
         if ours:
-            splits = {"splits": case.splits} if case.splits else {"nsplit": case.nsplit}
+            splits = {"splits": case.splits} if case.splits else {"nsplit": case.nsplit, "taper": case.taper}
             row |= {**splits, "workspace_bytes": workspace_bytes(case)}
         if ours and self.ceilings:
             step = roofline.work(sum(case.kv_lens), job.shape.query_rows, visible_pairs(case))
@@ -133,7 +133,7 @@ def largest_workspace(device: torch.device, impl: str) -> int:
     """Bytes of workspace of the bucket that needs most, of all batch sizes, heads and widths within the sweep's."""
     target = paths.target(device, PATHS[impl])
     buckets = itertools.product(range(1, max(BS) + 1), range(1, max(N) + 1), HEADS)
-    return max(4 * workspace_floats(bs, n, heads, bs * target.nsplit(bs, n, heads)) for bs, n, heads in buckets)
+    return max(4 * workspace_floats(bs, n, heads, bs * target.cut(bs, n, heads).splits) for bs, n, heads in buckets)
 
 
 def build(impl: str) -> str:

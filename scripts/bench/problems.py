@@ -96,6 +96,7 @@ class Problems:
         """
         target = paths.target(self.device, path)
         bs, kv_lens = len(prefixes), [prefix + n for prefix in prefixes]
+        cut = target.cut(bs, n, heads)
         visible = reference.causal(n, self.device).expand(bs, n, n) if chain else self.trees(bs, n)
         used = pool_slots or self.spread(sum(-(-length // PAGE) * PAGE for length in kv_lens))
 
@@ -115,7 +116,8 @@ class Problems:
             kv_lens=kv_lens,
             visible=visible,
             sm_scale=KEY_DIM**-0.5,
-            nsplit=target.nsplit(bs, n, heads),
+            nsplit=cut.splits,
+            taper=cut.taper,
             path=path,
             splits=target.planned_splits(bs, n, heads) if planned else 0,
         )

@@ -55,8 +55,8 @@ def test_prep_and_replay_never_synchronise(path, raw_bs):
     q_nope = torch.randn(heads, bs * n, 512, device="cuda").to(torch.bfloat16).transpose(0, 1)
     q_pe = torch.randn(bs * n, heads, 64, device="cuda").to(torch.bfloat16)
     out = torch.empty(bs * n, heads, 512, dtype=torch.bfloat16, device="cuda")
-    nsplit = paths.target(torch.device("cuda"), path).nsplit(bs, n, heads)
-    workspace = torch.empty(workspace_floats(bs, n, heads, bs * nsplit), device="cuda")
+    cut = paths.target(torch.device("cuda"), path).cut(bs, n, heads)
+    workspace = torch.empty(workspace_floats(bs, n, heads, bs * cut.splits), device="cuda")
     indptr, indices, packed = buffers(bs, n, bs * (context + n), torch.int32, "cuda")
     qo = torch.arange(0, (bs + 1) * n, n, dtype=torch.int32, device="cuda")
     steps = []
@@ -84,12 +84,13 @@ def test_prep_and_replay_never_synchronise(path, raw_bs):
             abi.MASK_PACKED,
             bs,
             n,
-            nsplit,
+            cut.splits,
             0.05,
             0.0,
             out,
             workspace,
             path=path,
+            taper=cut.taper,
         )
 
     prep(*steps[0])

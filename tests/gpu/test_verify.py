@@ -52,6 +52,7 @@ def test_many_rows(make_case, heads, n, kv, dtype):
     """One to nine whole blocks of 64 query rows, and a partial one; whole tiles of KV and partial ones."""
     check(make_case([kv - n], n, heads, seed=kv, dtype=dtype))
     check(make_case([kv - n, 70, 0], n, heads, seed=kv, dtype=dtype, nsplit=3))
+    check(make_case([kv - n, 70, 0], n, heads, seed=kv, dtype=dtype, nsplit=4, taper=3))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,6 +77,13 @@ def test_mask_forms(make_case, n, kind, mask_dtype, two_source):
 @pytest.mark.parametrize("kv", [0, 40, 2000, 20_000])
 def test_split_counts(make_case, nsplit, kv):
     check(make_case([kv, kv // 3, 5], 9, 8, nsplit=nsplit, seed=nsplit))
+
+
+@pytest.mark.parametrize("cut", [(2, 1), (4, 1), (4, 3), (9, 8), (40, 4)])
+@pytest.mark.parametrize("heads", [8, 64])
+@pytest.mark.parametrize("kv", [0, 40, 300, 2000, 20_000])
+def test_halved_splits(make_case, kv, heads, cut):
+    check(make_case([kv, kv // 3, 5], 9, heads, nsplit=cut[0], taper=cut[1], padded=1, extra_tokens=2, seed=kv))
 
 
 @pytest.mark.parametrize("nsplit", [1, 8])
@@ -200,10 +208,12 @@ def test_a_captured_plan_follows_the_lengths(make_case):
     assert plan.share_splits(other.kv_lens, case.splits)[2] > 8
 
 
-def test_neighbours_and_padding_change_no_bit(make_case):
-    n, heads, nsplit = 9, 8, 8
-    alone = make_case([777], n, heads, nsplit=nsplit, seed=3)
-    crowd = make_case([777, 5, 12_000], n, heads, nsplit=nsplit, padded=4, extra_tokens=5, seed=4)
+@pytest.mark.parametrize("heads", [8, 64])
+@pytest.mark.parametrize("cut", [plan.Cut(8), plan.Cut(4, 3)])
+def test_neighbours_and_padding_change_no_bit(make_case, cut, heads):
+    n, split = 9, {"nsplit": cut.splits, "taper": cut.taper}
+    alone = make_case([777], n, heads, seed=3, **split)
+    crowd = make_case([777, 5, 12_000], n, heads, padded=4, extra_tokens=5, seed=4, **split)
     pool = torch.cat([alone.pool, crowd.pool])
     crowd.kv_indices += alone.pool.shape[0]
     crowd.kv_indices[: 777 + n] = alone.kv_indices

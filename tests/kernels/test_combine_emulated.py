@@ -44,10 +44,9 @@ def merge(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Merge:
     return merge
 
 
-def active(kv: int, nsplit: int) -> int:
+def active(kv: int, nsplit: int, taper: int) -> int:
     """Splits that have KV: those that leave a partial result."""
-    units = -(-kv // plan.CHUNK_UNIT)
-    return -(-units // -(-units // nsplit)) if kv else 0
+    return sum(length > 0 for length in plan.split_lengths(kv, plan.Cut(nsplit, taper)))
 
 
 def fill(case: cases.Case, seed: int = 0) -> torch.Tensor:
@@ -64,7 +63,8 @@ def fill(case: cases.Case, seed: int = 0) -> torch.Tensor:
     for i in range(case.bs):
         b = i if shares is None else shares[case.bs + 1 + i]
         first, end = (i * case.nsplit, (i + 1) * case.nsplit) if shares is None else shares[i : i + 2]
-        count, mine = active(case.kv_lens[b], end - first), (tokens[b + 1] - tokens[b]) * heads
+        count = active(case.kv_lens[b], end - first, case.taper if shares is None else 0)
+        mine = (tokens[b + 1] - tokens[b]) * heads
         if count <= 1:
             continue  # verify writes the output itself
         part = torch.randn(count, mine, plan.LATENT, generator=generator)
@@ -107,6 +107,14 @@ def test_blocks_of_any_number(merge, blocks, nsplit):
     check(first, expected)
     for order in (1, 2):
         assert torch.equal(merge(case, blocks, order), first)
+
+
+@pytest.mark.parametrize("taper", [1, 3])
+def test_halved_splits(merge, taper):
+    """All of them active, some, one."""
+    case = make_case([9000, 2500, 900, 30], 2, 3, nsplit=4, taper=taper, padded=1)
+    expected = fill(case)
+    check(merge(case, 2), expected)
 
 
 @pytest.mark.parametrize("splits", [4, 30])

@@ -17,19 +17,18 @@ SHIM = r"""
 #include "hopper/shape.cuh"
 extern "C" {
 int constant(int i) {
-  const int all[] = {tv::kLatent, tv::kRope, tv::kKeyDim, tv::kMaxSplits, tv::kChunkUnit,
-                     tv::portable::kMaxRowTile, tv::hopper::kMaxRowTile, tv::hopper::kFewRowTile,
+  const int all[] = {tv::kLatent, tv::kRope, tv::kKeyDim, tv::kMaxSplits, tv::kMaxTaper, tv::kChunkUnit,
+                     tv::kShortestShare, tv::portable::kMaxRowTile, tv::hopper::kMaxRowTile, tv::hopper::kFewRowTile,
                      tv::hopper::kManyRowTile};
   return all[i];
 }
 int row_tile(int rows, int most) { return tv::row_tile(rows, most); }
 bool has_many_rows(int rows) { return tv::hopper::has_many_rows(rows); }
-int chunk_len(int kv, int nsplit) { return tv::chunk_len(kv, nsplit); }
-void split_range(int kv, int nsplit, int s, int* out) {
-  const tv::Range r = tv::split_range(kv, nsplit, s);
+void split_range(int kv, int count, int taper, int s, int* out) {
+  const tv::Range r = tv::split_range(kv, {count, taper}, s);
   out[0] = r.begin, out[1] = r.end;
 }
-int active_splits(int kv, int nsplit) { return tv::active_splits(kv, nsplit); }
+int active_splits(int kv, int count, int taper) { return tv::active_splits(kv, {count, taper}); }
 void request_lengths(int span, int n, bool unified, int* out) {
   const tv::Lengths l = tv::request_lengths(span, n, unified);
   out[0] = l.kv, out[1] = l.prefix;
@@ -70,27 +69,53 @@ def ints(count: int, kind=ctypes.c_int):
 
 
 def test_constants_are_those_of_the_plan(index):
-    expected = [plan.LATENT, plan.ROPE, plan.KEY_DIM, plan.MAX_SPLITS, plan.CHUNK_UNIT]
+    expected = [plan.LATENT, plan.ROPE, plan.KEY_DIM, plan.MAX_SPLITS, plan.MAX_TAPER, plan.CHUNK_UNIT]
+    expected += [plan.SHORTEST_SHARE]
     expected += [plan.PORTABLE_ROW_TILE, plan.HOPPER_ROW_TILE, plan.HOPPER_FEW_ROW_TILE, plan.HOPPER_MANY_ROW_TILE]
-    assert [index.constant(i) for i in range(9)] == expected
+    assert [index.constant(i) for i in range(len(expected))] == expected
+
+
+def cuts(most_taper: int) -> st.SearchStrategy[plan.Cut]:
+    counts = st.integers(1, plan.MAX_SPLITS)
+    return counts.flatmap(lambda count: st.builds(plan.Cut, st.just(count), st.integers(0, min(count - 1, most_taper))))
 
 
 @settings(deadline=None)
-@given(kv=KV, nsplit=st.integers(1, plan.MAX_SPLITS))
-def test_splits_partition_the_kv(index, kv, nsplit):
-    chunk, at, active, out = index.chunk_len(kv, nsplit), 0, 0, ints(2)
-    assert chunk % plan.CHUNK_UNIT == 0
-    assert kv <= chunk * nsplit < kv + plan.CHUNK_UNIT * nsplit, "no longer than an equal share in whole units"
-    for s in range(nsplit):
-        index.split_range(kv, nsplit, s, out)
+@given(kv=KV, cut=cuts(plan.MAX_TAPER))
+def test_splits_partition_the_kv(index, kv, cut):
+    at, active, out, lengths = 0, 0, ints(2), plan.split_lengths(kv, cut)
+    for s in range(cut.splits):
+        index.split_range(kv, *cut, s, out)
         begin, end = out
+        assert max(end - begin, 0) == lengths[s]
         if begin >= end:
             continue
         assert begin == at and active == s, "splits that are not empty come first, in order, without a gap"
-        assert end == kv or end - begin == chunk
+        assert begin % plan.CHUNK_UNIT == 0
         at, active = end, active + 1
     assert at == kv
-    assert active == index.active_splits(kv, nsplit)
+    assert active == index.active_splits(kv, *cut)
+
+
+@given(kv=KV, cut=cuts(0))
+def test_equal_splits_are_shares_in_whole_units(kv, cut):
+    units = -(-kv // plan.CHUNK_UNIT)
+    longest = max(plan.split_lengths(kv, cut))
+    assert -(-longest // plan.CHUNK_UNIT) == -(-units // cut.splits), "no longer than an equal share in whole units"
+
+
+@given(kv=KV, cut=cuts(plan.MAX_TAPER).filter(lambda cut: cut.taper > 0))
+def test_halved_splits(kv, cut):
+    """Each of the last is half of the one before, but for the units they start at; a short request has fewer."""
+    lengths = plan.split_lengths(kv, cut)
+    full = [length for length in lengths if length][:-1]  # the last one takes what is left
+    assert all(length >= plan.CHUNK_UNIT for length in full)
+    equal = cut.splits - cut.taper
+    for s in range(1, len(full)):
+        expected = full[s - 1] if s < equal else full[s - 1] / 2
+        assert abs(full[s] - expected) <= 1.5 * plan.CHUNK_UNIT
+    if kv <= plan.SHORTEST_SHARE * 2**cut.taper:
+        assert lengths[0] == kv, "one split, which writes the output itself"
 
 
 @given(rows=st.integers(1, 256 * 128), most=st.sampled_from([8, 40, 48, 72, 128]))

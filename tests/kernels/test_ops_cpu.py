@@ -72,6 +72,7 @@ def test_prep(kind, seq_dtype):
     [
         ({"kv_indptr": torch.zeros(3)}, "kv_indptr is torch.float32, expected torch.int32"),
         ({"nsplit": 0}, "nsplit 0 is not within"),
+        ({"nsplit": 3, "taper": 3}, "taper 3 is not within 0 .. 2"),
         ({"n": 300}, "draft width 300 is not within"),
         ({"workspace": torch.zeros(1)}, "workspace has 1 entries, expected at least"),
         ({"mask": None}, "mask_kind 1 needs a mask"),
@@ -88,7 +89,8 @@ def test_bad_arguments_are_named(change, message):
 
 def test_more_partial_rows_than_the_merge_counts_are_named():
     q = torch.empty(1, 128, 512, device="meta")
-    asked = dict.fromkeys(ops.VerifyArgs._fields) | {"bs": 9, "nsplit": 256, "q_nope": q, "splits": 0, "max_q": 64}
+    asked = dict.fromkeys(ops.VerifyArgs._fields, 0) | {"bs": 9, "nsplit": 256, "q_nope": q, "max_q": 64}
+    asked["split_indptr"] = None
     assert not list(ops._split_problems(ops.VerifyArgs(**asked)))
     [problem] = ops._split_problems(ops.VerifyArgs(**asked | {"max_q": 128}))
     assert "37748736 partial rows, over 33554432; lower nsplit" in problem

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from treeverify.attention import plan
 
@@ -46,6 +46,7 @@ def test_nsplit(bs, n, heads, sms, most, nsplit):
     sms=st.sampled_from(CARDS),
     most=st.sampled_from(ROW_TILES),
 )
+@settings(deadline=None)
 @example(bs=1, n=256, heads=128, sms=188, most=72)
 def test_no_multiprocessor_idles_where_a_split_would_fit(bs, n, heads, sms, most):
     nsplit = plan.choose_nsplit(bs, n, heads, sms, most)
@@ -55,11 +56,45 @@ def test_no_multiprocessor_idles_where_a_split_would_fit(bs, n, heads, sms, most
     assert 4 * plan.workspace_floats(bs, n, heads, bs * nsplit) <= plan.WORKSPACE_LIMIT
 
 
+@pytest.mark.parametrize(
+    ("bs", "heads", "cut"),
+    [
+        (1, 64, (14, 0)),  # 126 blocks of 132 multiprocessors
+        (2, 64, (7, 0)),
+        (8, 64, (4, 3)),  # 72 blocks: equal splits would leave a fifth idle
+        (4, 128, (4, 3)),
+        (8, 8, (16, 0)),  # not many rows
+        (64, 128, (1, 0)),
+    ],
+)
+def test_cut(bs, heads, cut):
+    assert plan.choose_cut(bs, 9, heads, 132, 72) == cut
+    assert plan.choose_cut(bs, 9, heads, 132, plan.PORTABLE_ROW_TILE).taper == 0
+
+
+@pytest.mark.parametrize("units", [16, 128, 512])
+@pytest.mark.parametrize("bs", [*range(1, 13), 16, 32])
+@pytest.mark.parametrize("heads", [16, 32, 64, 128])
+def test_halved_splits_end_no_later_than_equal_ones(heads, bs, units):
+    """Blocks one by one, at 6 units beside its positions, 2 where it writes the output itself."""
+    cut, rows = plan.choose_cut(bs, 9, heads, 132, 72), plan.row_blocks(9, heads, 72)
+
+    def took(cut: plan.Cut) -> int:
+        free = [0] * 132
+        lengths = [-(-kv // plan.CHUNK_UNIT) for kv in plan.split_lengths(units * plan.CHUNK_UNIT, cut) if kv]
+        for length in lengths:
+            for _ in range(bs * rows):
+                heapq.heapreplace(free, free[0] + length + (6 if len(lengths) > 1 else 2))
+        return max(free)
+
+    assert took(cut) <= 1.05 * took(plan.Cut(plan.choose_nsplit(bs, 9, heads, 132, 72)))
+
+
 @pytest.mark.parametrize("most", ROW_TILES)
 @pytest.mark.parametrize("sms", CARDS)
 def test_workspace_bounds(sms, most):
     def mib(bs: int, n: int, heads: int) -> float:
-        fixed = bs * plan.choose_nsplit(bs, n, heads, sms, most)
+        fixed = bs * plan.choose_cut(bs, n, heads, sms, most).splits
         planned = plan.planned_splits(bs, n, heads, sms, most)
         return max(plan.workspace_floats(bs, n, heads, splits) for splits in (fixed, planned)) * 4 / MIB
 

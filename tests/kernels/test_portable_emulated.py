@@ -72,7 +72,8 @@ def merged(case: cases.Case, library: ctypes.CDLL) -> torch.Tensor:
     for i in range(case.bs):
         b = i if shares is None else int(shares[case.bs + 1 + i])
         first, end = (i * case.nsplit, (i + 1) * case.nsplit) if shares is None else shares[i : i + 2].tolist()
-        active, width = library.tv_active_splits(case.kv_lens[b], end - first), tokens[b + 1] - tokens[b]
+        taper = case.taper if shares is None else 0
+        active, width = library.tv_active_splits(case.kv_lens[b], end - first, taper), tokens[b + 1] - tokens[b]
         if active > 1:
             mine = slice(first, first + active), slice(width)
             assert not lse[mine].isnan().any(), "every active split leaves its log-sum-exp"
@@ -93,6 +94,7 @@ def draw_case(seed: int, rows: int, dtype: torch.dtype) -> cases.Case:
     n, heads = draw.choice([1, 2, 5, 9, 13]), draw.choice([1, 2, 3, 5, 8])
     two_source = draw.random() < 0.5
     planned = draw.random() < 0.3
+    nsplit = draw.choice([1, 1, 2, 4])
     case = cases.make_case(
         [draw.choice([0, 1, 63, 64, draw.randrange(200)]) for _ in range(draw.randint(1, 2))],
         n,
@@ -104,7 +106,8 @@ def draw_case(seed: int, rows: int, dtype: torch.dtype) -> cases.Case:
         two_source=two_source,
         index_dtype=draw.choice([torch.int32, torch.int64]),
         qo_dtype=draw.choice([torch.int32, torch.int64]),
-        nsplit=draw.choice([1, 1, 2, 4]),
+        nsplit=nsplit,
+        taper=draw.randrange(nsplit),
         padded=0 if two_source else draw.randrange(2),
         extra_tokens=draw.randrange(3),
         logit_cap=draw.choice([0.0, 0.0, 3.0]),
@@ -128,6 +131,7 @@ def test_the_draws_reach_every_form():
         {case.qo_indptr.dtype == torch.int32 for case in drawn},
         {case.splits > 0 for case in drawn},
         {case.nsplit > 1 for case in drawn},
+        {case.taper > 0 for case in drawn},
         {case.logit_cap > 0 for case in drawn},
         {0 in case.kv_lens for case in drawn},
         {float(case.q_nope.std()) > 2 for case in drawn},
@@ -152,6 +156,13 @@ def test_draft_widths_may_differ(run, instance, dtype, widths, nsplit):
     case.kv_lens = [p + w for p, w in zip(prefixes, widths, strict=True)]
     case.qo_indptr = torch.tensor([0, *widths]).cumsum(0)
     case.kv_indptr = torch.tensor([0, *case.kv_lens]).cumsum(0).int()
+    check(case, run(case, instance))
+
+
+@pytest.mark.parametrize(("instance", "dtype"), INSTANCES[1:2])
+def test_halved_splits(run, instance, dtype):
+    """All three of them, two, one."""
+    case = cases.make_case([1000, 500, 40], 5, 3, dtype=dtype, device="cpu", nsplit=3, taper=1)
     check(case, run(case, instance))
 
 

@@ -85,7 +85,7 @@ def check(bucket: Bucket, variant: Variant, dtype: torch.dtype, target: paths.Ta
     ok = error <= TOLERANCE[dtype] and same_bits and (not masked or chain > 10 * TOLERANCE[dtype])
     return {
         **bucket._asdict(), "path": target.name, "dtype": str(dtype).removeprefix("torch."), "variant": variant.name,
-        "nsplit": case.nsplit, "planned_splits": case.splits,
+        "nsplit": case.nsplit, "taper": case.taper, "planned_splits": case.splits,
         "error": error, "error_if_causal": chain if masked else None, "replay_same_bits": same_bits, "ok": ok,
     }  # fmt: skip
 

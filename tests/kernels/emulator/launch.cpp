@@ -62,4 +62,4 @@ extern "C" const char* tv_emulate(const TvVerifyParams* p, const char* name, int
   return "the emulator has no such instance";
 }
 
-extern "C" int tv_active_splits(int kv_len, int nsplit) { return tv::active_splits(kv_len, nsplit); }
+extern "C" int tv_active_splits(int kv_len, int count, int taper) { return tv::active_splits(kv_len, {count, taper}); }

@@ -23,7 +23,7 @@ class VerifyParams(ctypes.Structure):
         *((name, _I64) for name in ("q_nope_stride_t", "q_nope_stride_h", "q_pe_stride_t", "q_pe_stride_h")),
         *((name, _I64) for name in ("kv_stride", "out_stride_t", "out_stride_h", "mask_numel")),
         *((name, _I32) for name in ("kv_index_bytes", "qo_index_bytes", "dtype", "mask_kind", "mask_words")),
-        *((name, _I32) for name in ("bs", "tokens", "heads", "max_q", "splits", "path")),
+        *((name, _I32) for name in ("bs", "tokens", "heads", "max_q", "splits", "path", "taper")),
         *((name, _F32) for name in ("sm_scale", "logit_cap")),
     ]
 

@@ -14,7 +14,7 @@ import torch
 
 from . import abi, ops  # noqa: F401 - ops defines the ops
 from .paths import Target
-from .plan import LATENT, mask_words, plan_size, workspace_floats
+from .plan import LATENT, Cut, mask_words, plan_size, workspace_floats
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
@@ -44,9 +44,9 @@ class Geometry:
     index: torch.dtype = torch.int32
     """Of kv_indices: the backend's own width, so that its stock code can use the captured buffer too."""
 
-    def nsplit(self, bs: int, n: int) -> int:
-        """Splits of each request's KV in a batch of `bs` requests, `n` tokens each, where there is no plan."""
-        return self.target.nsplit(bs, n, self.heads)
+    def cut(self, bs: int, n: int) -> Cut:
+        """How each request's KV is split in a batch of `bs` requests, `n` tokens each, where there is no plan."""
+        return self.target.cut(bs, n, self.heads)
 
     def planned(self, bs: int, n: int) -> int:
         """Splits that mla_plan shares out in such a batch; 0 where there is no plan, or nothing to choose."""
@@ -54,7 +54,7 @@ class Geometry:
 
     def workspace(self, bs: int, n: int) -> int:
         """fp32 elements that such a batch needs."""
-        return workspace_floats(bs, n, self.heads, self.planned(bs, n) or bs * self.nsplit(bs, n))
+        return workspace_floats(bs, n, self.heads, self.planned(bs, n) or bs * self.cut(bs, n).splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class VerifyMetadata:
 
     bs: int
     n: int
-    nsplit: int
-    """Splits of each request where there is no plan."""
+    cut: Cut
+    """How each request's KV is split where there is no plan."""
     qo_indptr: torch.Tensor
     """int32 [>= bs + 1]: 0, n, 2n, ..."""
     kv_indptr: torch.Tensor
@@ -127,7 +127,7 @@ class VerifyMetadata:
             abi.MASK_PACKED,
             self.bs,
             self.n,
-            self.nsplit,
+            self.cut.splits,
             layer.scaling * k_scale,
             layer.logit_cap,
             out,
@@ -135,6 +135,7 @@ class VerifyMetadata:
             self.split_indptr,
             self.splits,
             self.path,
+            0 if self.splits else self.cut.taper,
         )
         if k_scale != 1.0:
             out.mul_(k_scale)
@@ -206,7 +207,7 @@ def _metadata(
     return VerifyMetadata(
         bs=bs,
         n=n,
-        nsplit=geometry.nsplit(bs, n),
+        cut=geometry.cut(bs, n),
         qo_indptr=qo_indptr,
         kv_indptr=buffers.kv_indptr,
         kv_indices=buffers.kv_indices,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from . import abi, ops, paths, reference
-from .plan import KEY_DIM, LATENT, ROPE, plan_size, workspace_floats
+from .plan import KEY_DIM, LATENT, ROPE, Cut, plan_size, workspace_floats
 
 
 def random_trees(bs: int, n: int, generator: torch.Generator, device: torch.device | str) -> torch.Tensor:
@@ -46,6 +46,7 @@ class Case:
     sm_scale: float = 0.1
     logit_cap: float = 0.0
     nsplit: int = 1
+    taper: int = 0
     path: int = abi.PATH_AUTO
     splits: int = 0
     split_indptr: torch.Tensor | None = field(init=False)
@@ -78,7 +79,7 @@ class Case:
         args = (self.q_nope, self.q_pe, self.pool, self.kv_indptr, self.kv_indices, self.qo_indptr, self.out_cache_loc)
         mask = (self.mask, self.mask_indptr, self.mask_kind)
         tail = (self.bs, self.n, self.nsplit, self.sm_scale, self.logit_cap, self.out, self.workspace)
-        ops.mla_verify(*args, *mask, *tail, self.split_indptr, self.splits, self.path)
+        ops.mla_verify(*args, *mask, *tail, self.split_indptr, self.splits, self.path, 0 if self.splits else self.taper)
         return self.out
 
     def expected(self) -> torch.Tensor:
@@ -118,6 +119,7 @@ def make_case(
     index_dtype: torch.dtype = torch.int32,
     qo_dtype: torch.dtype = torch.int32,
     nsplit: int | None = None,
+    taper: int = 0,
     path: int = abi.PATH_AUTO,
     plan: bool = False,
     padded: int = 0,
@@ -131,7 +133,8 @@ def make_case(
     Args:
         mask_kind: abi.MASK_NONE makes the trees causal chains.
         two_source: kv_indices holds the prefix only, out_cache_loc the draft slots.
-        nsplit: splits of each request; chosen as a server does where left out.
+        nsplit: splits of each request; chosen as a server does where left out, and `taper` with it.
+        taper: how many of them are halved.
         path: abi.PATH_*.
         plan: let mla_plan share the splits out.
         padded: further requests of length 0, as a graph bucket has them (unified layout only).
@@ -166,6 +169,7 @@ def make_case(
         mask = visible.view(-1).to(mask_dtype)
         mask_indptr = _indptr([n * n] * bs, torch.int64, device)
     tokens, target = bs * n + extra_tokens, paths.target(device, path)
+    cut = target.cut(bs, n, heads) if nsplit is None else Cut(nsplit, taper)
 
     def draw(width: int) -> torch.Tensor:  # [T, H, width] with the strides SGLang's absorbed projection leaves
         return torch.randn(heads, tokens, width, generator=on_device, device=device).to(dtype).transpose(0, 1)
@@ -186,7 +190,8 @@ def make_case(
         visible=visible,
         sm_scale=KEY_DIM**-0.5,
         logit_cap=logit_cap,
-        nsplit=target.nsplit(bs, n, heads) if nsplit is None else nsplit,
+        nsplit=cut.splits,
+        taper=cut.taper,
         path=path,
         splits=target.planned_splits(bs, n, heads) if plan else 0,
     )

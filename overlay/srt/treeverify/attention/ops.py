@@ -24,6 +24,7 @@ from .plan import (
     MAX_PLANNED_SPLITS,
     MAX_Q,
     MAX_SPLITS,
+    MAX_TAPER,
     ROPE,
     mask_words,
     plan_size,
@@ -82,6 +83,7 @@ class VerifyArgs(NamedTuple):
     split_indptr: torch.Tensor | None = None  # int32 [>= plan.plan_size(bs)], from mla_plan
     splits: int = 0  # what mla_plan was given; only with split_indptr
     path: int = abi.PATH_AUTO  # abi.PATH_*
+    taper: int = 0  # of each request's splits the last, each half as long as the one before; only without a plan
 
     @property
     def all_splits(self) -> int:
@@ -98,7 +100,7 @@ _lib.define(
     "mla_verify(Tensor q_nope, Tensor q_pe, Tensor kv_buffer, Tensor kv_indptr, Tensor kv_indices, Tensor qo_indptr, "
     "Tensor? out_cache_loc, Tensor? mask, Tensor? mask_indptr, int mask_kind, int bs, int max_q, int nsplit, "
     "float sm_scale, float logit_cap, Tensor(a!) out, Tensor(b!) workspace, Tensor? split_indptr=None, int splits=0, "
-    "int path=0) -> ()"
+    "int path=0, int taper=0) -> ()"
 )
 _lib.define("mla_plan(Tensor kv_indptr, int bs, int splits, Tensor(a!) split_indptr) -> ()")
 
@@ -251,11 +253,15 @@ def _verify_problems(a: VerifyArgs) -> Iterator[str]:
 
 def _split_problems(a: VerifyArgs) -> Iterator[str]:
     if a.split_indptr is not None:
+        if a.taper:
+            yield f"taper {a.taper} with a split_indptr, whose splits are equal"
         if not a.bs <= a.splits <= MAX_PLANNED_SPLITS:
             yield f"{a.splits} planned splits are not within {a.bs} (requests) .. {MAX_PLANNED_SPLITS}"
         return
     if not 1 <= a.nsplit <= MAX_SPLITS:
         yield f"nsplit {a.nsplit} is not within 1 .. {MAX_SPLITS}"
+    if not 0 <= a.taper <= min(a.nsplit - 1, MAX_TAPER):
+        yield f"taper {a.taper} is not within 0 .. {min(a.nsplit - 1, MAX_TAPER)}"
     if a.all_splits > MAX_GRID_SPLITS:
         yield f"{a.bs} requests of {a.nsplit} splits are more than {MAX_GRID_SPLITS} splits"
     rows = a.all_splits * a.max_q * a.q_nope.shape[1]
@@ -344,6 +350,7 @@ def _verify_cuda(*args: Any) -> None:
         max_q=a.max_q,
         splits=a.all_splits,
         path=a.path,
+        taper=a.taper,
         sm_scale=a.sm_scale,
         logit_cap=a.logit_cap,
     )

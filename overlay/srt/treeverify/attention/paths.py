@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from . import abi
-from .plan import PORTABLE_ROW_TILE, choose_nsplit, planned_splits
+from .plan import PORTABLE_ROW_TILE, Cut, choose_cut, planned_splits
 
 CHOICE = "TREEVERIFY_PATH"
 """auto (the default), portable, hopper, or narrow: the portable path as cards with 99 KB of shared memory run it."""
@@ -39,9 +39,9 @@ class Target(NamedTuple):
         """The path, as TREEVERIFY_PATH names it."""
         return next(name for name, path in NAMES.items() if path == self.path)
 
-    def nsplit(self, bs: int, n: int, heads: int) -> int:
-        """Splits of each of `bs` requests of `n` tokens and `heads` query heads."""
-        return choose_nsplit(bs, n, heads, self.sm_count, self.max_row_tile)
+    def cut(self, bs: int, n: int, heads: int) -> Cut:
+        """How the KV of each of `bs` requests of `n` tokens and `heads` query heads is split."""
+        return choose_cut(bs, n, heads, self.sm_count, self.max_row_tile)
 
     def planned_splits(self, bs: int, n: int, heads: int) -> int:
         """Splits of all of them together, for mla_plan to hand out; 0 where a plan has nothing to choose."""

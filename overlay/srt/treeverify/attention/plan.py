@@ -7,15 +7,22 @@ The arithmetic mirrors kernels/index.h and kernels/plan.cu; tests/kernels and te
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 LATENT = 512
 ROPE = 64
 KEY_DIM = LATENT + ROPE
 CHUNK_UNIT = 64
+SHORTEST_SHARE = 3 * CHUNK_UNIT
+"""KV positions of the shortest of halved splits, where it is not the last that has any."""
 MAX_SPLITS = 256
 """Splits of one request."""
+MAX_TAPER = 8
+"""Of them, those that may be halved."""
 MAX_GRID_SPLITS = 65534
 """Splits of all requests of a batch."""
 MAX_PARTIALS = 1 << 25
@@ -43,6 +50,24 @@ _NOMINAL_UNITS = 512  # a request of 32k tokens: the host does not know the leng
 _BLOCK_COST = 2  # a block's start and end: queries, first tile, output
 _PARTIAL_COST = 4  # its share in partial results, written and read again
 _GOOD_ENOUGH = 1.04  # fewer splits are taken where they cost no more than this: less memory, less traffic
+
+# What choose_cut compares halved splits by, for the kernel for many rows, in the same units.
+_LENGTHS = (_NOMINAL_UNITS, 128, 16)  # requests of 32k, 8k and 1k tokens
+_MERGED_ROWS = 24  # partial rows that a multiprocessor writes and merges in a unit of time
+_MOST_CUTS = 8  # splits of a request
+_MOST_HALVED = 3  # of them
+_MANY_WAVES = 4  # where equal splits leave little idle
+_NO_WORSE = 1.02  # at any of the lengths
+_CLEARLY_BETTER = 0.95  # over all of them: what the model can tell
+
+
+class Cut(NamedTuple):
+    """How the KV of each request of a batch is split: `Cut` of kernels/index.h."""
+
+    splits: int
+    """Splits of a request."""
+    taper: int = 0
+    """Of them the last, each half as long as the one before it."""
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -99,6 +124,71 @@ def choose_nsplit(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: 
 
     costs = {nsplit: cost(nsplit) for nsplit in range(least, max(most, least) + 1)}
     return next(nsplit for nsplit, c in costs.items() if c <= _GOOD_ENOUGH * min(costs.values()))
+
+
+@functools.cache
+def choose_cut(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE) -> Cut:
+    """How the KV of each request is split: choose_nsplit's equal splits, or halved ones where they are clearly better.
+
+    Blocks of many rows come in few large splits, whose last wave leaves many multiprocessors idle; a long split each,
+    and shorter and shorter ones behind it, fill them. The context is not known, so a choice must hold at _LENGTHS. Only
+    the Hopper kernel for many rows is bound by its multiprocessors' work alone, as the model has it; the others get
+    equal splits. Arguments as choose_nsplit.
+    """
+    equal = Cut(choose_nsplit(bs, n, heads, sm_count, max_row_tile))
+    sms, bs = sm_count or DEFAULT_SM_COUNT, max(bs, 1)
+    rows, blocks = bs * n * heads, bs * row_blocks(n, heads, max_row_tile)
+    if not has_many_rows(n * heads, max_row_tile) or blocks > _MANY_WAVES * sms:
+        return equal
+    most = min(_MOST_CUTS, MAX_GRID_SPLITS // bs, WORKSPACE_LIMIT // (4 * rows * (LATENT + 1)))
+
+    of_equal = [_cost(equal, units, rows, blocks, sms) for units in _LENGTHS]
+
+    def compared(cut: Cut) -> float:
+        ratios = []
+        for units, cost in zip(_LENGTHS, of_equal, strict=True):
+            ratios.append(_cost(cut, units, rows, blocks, sms) / cost)
+            if ratios[-1] > _NO_WORSE:
+                return math.inf
+        return math.prod(ratios) ** (1 / len(ratios))
+
+    halved = [Cut(count, taper) for count in range(2, most + 1) for taper in range(1, min(count, _MOST_HALVED + 1))]
+    costs = {cut: compared(cut) for cut in halved}
+    best = min(halved, key=lambda cut: costs[cut], default=equal)
+    return best if costs.get(best, math.inf) <= _CLEARLY_BETTER else equal
+
+
+def _cost(cut: Cut, units: int, rows: int, blocks: int, sms: int) -> float:
+    """Time of a step of requests of `units` units each, `rows` query rows in all, `blocks` blocks for each split."""
+    lengths = [_units(length) for length in split_lengths(units * CHUNK_UNIT, cut) if length]
+    if len(lengths) == 1:
+        return _makespan([units + _BLOCK_COST], blocks, sms)
+    took = _makespan([length + _BLOCK_COST + _PARTIAL_COST for length in lengths], blocks, sms)
+    return took + rows * len(lengths) / (_MERGED_ROWS * sms)
+
+
+def _makespan(durations: Sequence[float], blocks: int, sms: int) -> float:
+    """When the last of `blocks` blocks of each duration is done: they start in order, each where one ends first."""
+    free = [(0.0, sms)]  # multiprocessors by the time they fall idle
+    for duration in durations:
+        left = blocks
+        while left:
+            time, idle = heapq.heappop(free)
+            taken = min(left, idle)
+            heapq.heappush(free, (time + duration, taken))
+            if idle > taken:
+                heapq.heappush(free, (time, idle - taken))
+            left -= taken
+    return max(free)[0]
+
+
+def split_lengths(kv: int, cut: Cut) -> list[int]:
+    """KV positions of each split of a request of `kv`, 0 where it is empty: split_range of kernels/index.h."""
+    shares = [2**cut.taper] * (cut.splits - cut.taper) + [2**i for i in reversed(range(cut.taper))]
+    share = _ceil_div(kv, sum(shares))
+    share = max(share, SHORTEST_SHARE) if cut.taper else _units(share) * CHUNK_UNIT
+    starts = [min(_units(share * before) * CHUNK_UNIT, kv) for before in itertools.accumulate(shares, initial=0)]
+    return [end - start for start, end in itertools.pairwise(starts)]
 
 
 @functools.cache
