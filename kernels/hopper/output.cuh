@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a block: its normalised rows, fp32 in shared memory, go to the workspace or become the output.
+// The end of a block whose request has no other split: its normalised rows, fp32 in shared memory, become the output.
 #pragma once
 
 #include "device.cuh"
@@ -12,16 +12,8 @@ namespace tv::hopper {
 // Rows row0 .. of the request, kStride floats apart, once both computing warpgroups have written theirs.
 template <typename T, int kStride>
 __device__ __forceinline__ void write_rows(const TvVerifyParams& p, const Job& job, int row0, const uint8_t* from) {
-  const int i = threadIdx.x - kWarpgroup, lane = threadIdx.x % 32, slot = job.slot, rows = job.rows;
-  if (slot >= 0) fence_async_reads();
+  const int i = threadIdx.x - kWarpgroup, lane = threadIdx.x % 32, rows = job.rows;
   sync_threads<2 * kWarpgroup>(3);
-  if (slot >= 0) {
-    if (i < rows) {
-      bulk_store(Workspace(p).partial(slot, row0 + i), smem_address(from) + i * kStride * 4, kLatent * 4);
-      bulk_store_wait();
-    }
-    return;
-  }
   const int64_t first_token = job.first_token;
 #pragma unroll 1
   for (int row = i / 32; row < rows; row += 8) {

@@ -50,18 +50,7 @@ __device__ __forceinline__ bool barrier_done(uint32_t bar, int parity) {
   return done != 0;
 }
 
-// Starts a copy of contiguous bytes, a multiple of 16, from shared to global memory.
-__device__ __forceinline__ void bulk_store(void* dst, uint32_t src, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
-               : "memory");
-}
-// Waits until this thread's copies have read their source.
-__device__ __forceinline__ void bulk_store_wait() {
-  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-// Between ordinary writes to shared memory (this thread's, or ones a barrier has shown it) and wgmma or a bulk copy
-// reading them.
+// Between ordinary writes to shared memory (this thread's, or ones a barrier has shown it) and wgmma reading them.
 __device__ __forceinline__ void fence_async_reads() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Barriers among `kThreads` threads, by number (0 is __syncthreads).

@@ -102,8 +102,9 @@ struct Math {
     wgmma_commit();
   }
 
-  // Waits for them and gives back what they read.
-  __device__ __forceinline__ void finish_values(int t) {
+  // Waits for them and gives back what they read. The last of them leave time to add up the rows' sums.
+  __device__ __forceinline__ void finish_values(int t, bool is_last) {
+    if (is_last) add_sums();
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(free(t, group));
   }
@@ -172,11 +173,11 @@ struct Math {
   }
 
   // This group's part in tile t of the other.
-  __device__ __forceinline__ void follow(int t) {
+  __device__ __forceinline__ void follow(int t, bool is_last) {
     barrier_wait(prob_full(t), parity(t));
     if (*moved(t) & kMoves) follow_references(t);
     issue_values(t);
-    finish_values(t);
+    finish_values(t, is_last);
   }
 
   // Tiles go in pairs, one for each group. The tensor cores' turns: scores of the even tile; scores of the odd one,
@@ -191,28 +192,26 @@ struct Math {
     for (; t < tiles; t += 2) {
       uint64_t bits = 0;
       if (t >= unmasked && i < kRows) bits = visible_bits(p, job(), i, blockIdx.x * kRows + i, begin + t * kTile);
-      if (group == 0 && t > 0) follow(t - 1);
+      if (group == 0 && t > 0) follow(t - 1, false);
       issue_all_scores(t);
       if (group == 1) {
-        follow(t - 1);
+        follow(t - 1, false);
       } else {
         wgmma_wait<0>();
       }
       softmax(t, t >= unmasked, bits);
       barrier_wait(prob_full(t), parity(t));
       issue_values(t);
-      finish_values(t);
+      finish_values(t, t == tiles - 1);
     }
-    if (t == tiles && t > 0) follow(t - 1);  // the last tile was the other group's
+    if (t == tiles && t > 0) follow(t - 1, true);  // the last tile was the other group's
   }
 
-  // Normalises and writes the rows, through shared memory so that stores are whole lines.
-  __device__ __forceinline__ void finish() {
-    const int i = threadIdx.x - kWarpgroup, row0 = blockIdx.x * kRows, slot = job().slot, rows = job().rows;
+  // The rows' sums over both groups' tiles. They meet where Q was: this thread has seen P of the last two tiles, so
+  // nobody scores any more.
+  __device__ __forceinline__ void add_sums() {
+    const int i = threadIdx.x - kWarpgroup, slot = job().slot;
     float* partial = reinterpret_cast<float*>(shared);
-    float* inverse = reinterpret_cast<float*>(shared + S::kInverse);
-    float* rows_out = reinterpret_cast<float*>(shared + S::kOutRows);
-    sync_threads<2 * kWarpgroup>(3);  // nobody multiplies any more: what held Q and V is free
     sums.store(partial, i / 32, lane);
     sync_threads<2 * kWarpgroup>(3);
     if (i / 32 < (2 * kRows + 31) / 32) {  // two threads a row
@@ -221,25 +220,51 @@ struct Math {
 #pragma unroll 8
       for (int k = i % 2; k < S::kSums; k += 2) total += partial[k * kRows + row];
       total += __shfl_xor_sync(0xffffffffu, total, 1);
-      inverse[row] = total > 0 ? __frcp_rn(total) : 0;
-      if (slot >= 0 && i / 2 < rows && i % 2 == 0) {
-        *Workspace(p).partial_lse(slot, row0 + row) = total > 0 ? reference(current)[row] + __log2f(total) : -INFINITY;
+      inverse()[row] = total > 0 ? __frcp_rn(total) : 0;
+      if (slot >= 0 && i / 2 < job().rows && i % 2 == 0) {
+        *Workspace(p).partial_lse(slot, blockIdx.x * kRows + row) =
+            total > 0 ? reference(current)[row] + __log2f(total) : -INFINITY;
       }
     }
     sync_threads<2 * kWarpgroup>(3);
-    float* dst = rows_out + 2 * (lane % 4) * S::kOutStride + group * (kLatent / 2) + warp * 16 + lane / 4;
+  }
+  __device__ __forceinline__ float* inverse() const { return reinterpret_cast<float*>(shared + S::kInverse); }
+
+  // Normalises and writes the rows.
+  __device__ __forceinline__ void finish() {
+    const int row0 = blockIdx.x * kRows, slot = job().slot, rows = job().rows;
+    const int row = 2 * (lane % 4), dim = group * (kLatent / 2) + warp * 16 + lane / 4;
+    if (slot >= 0) {
+      // Straight to the workspace: eight lanes fill a sector of 32 bytes.
+      float* dst = Workspace(p).partial(slot, row0 + row) + dim;
+      each_row<kLatent>([&](int at, int i, float v) {
+        if (row + i < rows) __stcg(dst + at, v);
+      });
+      return;
+    }
+    // Through shared memory, so that stores are whole lines, once nobody multiplies any more.
+    sync_threads<2 * kWarpgroup>(3);
+    float* dst = reinterpret_cast<float*>(shared + S::kOutRows) + row * S::kOutStride + dim;
+    each_row<S::kOutStride>([&](int at, int, float v) { dst[at] = v; });
+    write_rows<T, S::kOutStride>(p, job(), row0, shared + S::kOutRows);
+  }
+
+  // Calls write(offset, row, value) for all sums of this thread, normalised: rows and offsets from its first one, where
+  // rows lie kStride apart.
+  template <int kStride, typename Write>
+  __device__ __forceinline__ void each_row(Write write) {
 #pragma unroll
     for (int j = 0; j < kN8; ++j) {
-      const float2 scale = *reinterpret_cast<const float2*>(inverse + 8 * j + 2 * (lane % 4));
+      const float2 scale = *reinterpret_cast<const float2*>(inverse() + 8 * j + 2 * (lane % 4));
 #pragma unroll
       for (int m = 0; m < kHalf; ++m) {
-        dst[8 * j * S::kOutStride + m * 64] = o[m][j][0] * scale.x;
-        dst[8 * j * S::kOutStride + m * 64 + S::kOutStride] = o[m][j][1] * scale.y;
-        dst[8 * j * S::kOutStride + m * 64 + 8] = o[m][j][2] * scale.x;
-        dst[8 * j * S::kOutStride + m * 64 + 8 + S::kOutStride] = o[m][j][3] * scale.y;
+        const int at = 8 * j * kStride + m * 64;
+        write(at, 8 * j, o[m][j][0] * scale.x);
+        write(at + kStride, 8 * j + 1, o[m][j][1] * scale.y);
+        write(at + 8, 8 * j, o[m][j][2] * scale.x);
+        write(at + 8 + kStride, 8 * j + 1, o[m][j][3] * scale.y);
       }
     }
-    write_rows<T, S::kOutStride>(p, job(), row0, shared + S::kOutRows);
   }
 };
 

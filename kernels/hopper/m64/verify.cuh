@@ -222,7 +222,7 @@ struct Group {
     }
   }
 
-  // Normalises and writes the rows, through shared memory so that stores are whole lines.
+  // Normalises and writes the rows.
   __device__ __forceinline__ void finish() {
     const int row0 = blockIdx.x * S::kQueryRows, row = 16 * warp + lane / 4, slot = job().slot, rows = job().rows;
     float* sums = reinterpret_cast<float*>(shared + S::kSums);
@@ -238,13 +238,28 @@ struct Group {
         *Workspace(p).partial_lse(slot, row0 + row + 8 * i) = total > 0 ? reference[i] + __log2f(total) : -INFINITY;
       }
     }
-    float* dst = reinterpret_cast<float*>(shared) + row * S::kOutStride + kGroup * (kLatent / 2) + 2 * (lane % 4);
-#pragma unroll
-    for (int j = 0; j < kHalf * kN8; ++j) {
-      *reinterpret_cast<float2*>(dst + 8 * j) = {o[j][0] * inverse[0], o[j][1] * inverse[0]};
-      *reinterpret_cast<float2*>(dst + 8 * S::kOutStride + 8 * j) = {o[j][2] * inverse[1], o[j][3] * inverse[1]};
+    const int dim = kGroup * (kLatent / 2) + 2 * (lane % 4);
+    if (slot >= 0) {  // straight to the workspace: a quad of lanes fills a sector of 32 bytes
+      write_halves<kLatent>(Workspace(p).partial(slot, row0 + row) + dim, rows - row, inverse);
+      return;
     }
+    float* staged = reinterpret_cast<float*>(shared);  // so that stores are whole lines
+    write_halves<S::kOutStride>(staged + row * S::kOutStride + dim, kTile, inverse);
     write_rows<T, S::kOutStride>(p, job(), row0, shared);
+  }
+
+  // This thread's sums of its two rows, 8 apart, normalised: those of the next `rows` rows. Rows lie kStride apart.
+  template <int kStride>
+  __device__ __forceinline__ void write_halves(float* dst, int rows, const float (&inverse)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (8 * i >= rows) continue;
+#pragma unroll
+      for (int j = 0; j < kHalf * kN8; ++j) {
+        *reinterpret_cast<float2*>(dst + 8 * i * kStride + 8 * j) = {o[j][2 * i] * inverse[i],
+                                                                     o[j][2 * i + 1] * inverse[i]};
+      }
+    }
   }
 };
 
