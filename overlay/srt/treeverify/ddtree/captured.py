@@ -23,9 +23,9 @@ class Captured(Generic[Key, Result]):
         self._run = run
         self._graphs: dict[Key, tuple[torch.cuda.CUDAGraph, Result]] = {}
 
-    @torch.inference_mode()
-    def capture(self, keys: Iterable[Key]) -> None:
-        """Captures anew, the keys that need most memory first: the others share it."""
+    @torch.no_grad()
+    def capture(self, keys: Iterable[Key]) -> int:
+        """Captures anew, the keys that need most memory first: the others share it. Returns the number of graphs."""
         self._graphs.clear()
         pool = torch.cuda.graph_pool_handle()
         for key in keys:
@@ -35,6 +35,7 @@ class Captured(Generic[Key, Result]):
             with torch.cuda.graph(graph, pool=pool):
                 result = self._run(key)
             self._graphs[key] = graph, result
+        return len(self._graphs)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._graphs

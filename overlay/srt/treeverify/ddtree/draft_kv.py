@@ -46,13 +46,14 @@ class DraftKV:
         projection = worker._fused_kv_helper
         if projection is None or worker.use_compact_draft_cache:
             return None
-        if projection.rotary_emb.cos_sin_cache.shape[0] < context:
+        table = getattr(projection.rotary_emb, "cos_sin_cache", None)
+        if table is None or table.shape[0] < context:
             return None
         return cls(worker.draft_model, projection, worker.draft_model_runner.token_to_kv_pool)
 
-    def capture(self, rows: int) -> None:
-        """Captures graphs of up to `rows` rows; they write into slot 0 meanwhile."""
-        self._graphs.capture(range(min(rows, MAX_ROWS), 0, -1))
+    def capture(self, rows: int) -> int:
+        """Captures graphs of up to `rows` rows, which write into slot 0 meanwhile; returns their number."""
+        return self._graphs.capture(range(min(rows, MAX_ROWS), 0, -1))
 
     def append(self, features: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """Writes the KV of some tokens.

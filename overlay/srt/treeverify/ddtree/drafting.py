@@ -38,11 +38,11 @@ class Drafting:
         self._graphs = Captured(self._buffered)
         self._keys: list[tuple[int, int]] = []
 
-    def capture(self, batch: int, widths: Iterable[int]) -> None:
-        """Captures graphs of up to `batch` requests and of trees of these many nodes."""
+    def capture(self, batch: int, widths: Iterable[int]) -> int:
+        """Captures graphs of up to `batch` requests and of trees of these many nodes; returns their number."""
         self._keys = list(product(range(min(batch, MAX_BATCH), 0, -1), widths))
         self._weight = self._lm_head.weight.data_ptr()
-        self._graphs.capture(self._keys)
+        return self._graphs.capture(self._keys)
 
     def __call__(
         self, hidden: torch.Tensor, root: torch.Tensor, prefix_lens: torch.Tensor, n: int

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,15 +77,26 @@ class DDTreeWorker(DFlashWorker):
             self.draft_model_runner, self._draft_block_spec_info, self._mask_token_id, self.device
         )
         self._draft_kv = DraftKV.of(self, target.model_config.context_len)
-        if self.draft_model_runner.graph_runner is not None:
-            self._capture(server_args.max_running_requests or MAX_BATCH)
+        if self._draft_kv is None:
+            logger.info(
+                "treeverify: %s takes DFLASH's own steps between its passes: the drafter keeps a window of its KV, or its "
+                "projection or rotary embeddings are not those that SGLang fuses.", NAME,
+            )  # fmt: skip
+        elif self.draft_model_runner.graph_runner is not None:
+            self._capture(self._draft_kv, server_args.max_running_requests or MAX_BATCH)
 
-    def _capture(self, requests: int) -> None:
+    def _capture(self, draft_kv: DraftKV, requests: int) -> None:
         """Captures what comes between the passes; tensor-parallel ranks talk while they draft, uncaptured."""
-        if self._draft_kv is not None:
-            self._draft_kv.capture(requests * self.block_size)
+        begin = time.perf_counter()
+        graphs = draft_kv.capture(requests * self.block_size)
         if get_tp_group().world_size == 1:
-            self._drafting.capture(requests, self._adaptive.budget.widths if self._adaptive else (self._width,))
+            widths = self._adaptive.budget.widths if self._adaptive else (self._width,)
+            graphs += self._drafting.capture(requests, widths)
+        if self.tp_rank == 0:
+            logger.info(
+                "treeverify: %s captured %d graphs of what comes between its passes, %.1f s.", NAME, graphs,
+                time.perf_counter() - begin,
+            )  # fmt: skip
 
     def _leave_room(self, context: int) -> None:
         """Ends requests where a tree would not fit into the mask that Triton captures, `context` columns wide."""
