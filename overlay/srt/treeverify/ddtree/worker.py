@@ -79,8 +79,8 @@ class DDTreeWorker(DFlashWorker):
         self._draft_kv = DraftKV.of(self, target.model_config.context_len)
         if self._draft_kv is None:
             logger.info(
-                "treeverify: %s takes DFLASH's own steps between its passes: the drafter keeps a window of its KV, or its "
-                "projection or rotary embeddings are not those that SGLang fuses.", NAME,
+                "treeverify: %s takes DFLASH's own steps between its passes: the drafter keeps a window of its KV, or "
+                "its projection or rotary embeddings are not those that SGLang fuses.", NAME,
             )  # fmt: skip
         elif self.draft_model_runner.graph_runner is not None:
             self._capture(self._draft_kv, server_args.max_running_requests or MAX_BATCH)
