@@ -143,7 +143,8 @@ def _command(name: str) -> Callable[[argparse.Namespace], int]:
 
 def _refuse(error: ApplierError, as_json: bool) -> int:
     if as_json:
-        result_json({"ok": False, "exit": error.exit_code, "error": error.message, "details": error.details})
+        told = {"ok": False, "exit": error.exit_code, "error": error.message, "details": error.details}
+        result_json({**told, **error.data})
     note(f"error: {error.message}")
     for line in error.details:
         note(f"  {line}")

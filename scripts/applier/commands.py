@@ -15,18 +15,21 @@ from pathlib import Path
 from applier import journal
 from applier.arch import OLDEST, choose_arches, found_gpus, runs_on, sort_arches
 from applier.bootstrap import ORIGINAL
+from applier.drift import fit_lines
 from applier.errors import DriftError, UsageError
+from applier.fit import CLEAN
 from applier.gitinfo import commit_note
 from applier.kernels import Built, build, sources_digest
 from applier.layout import CHECKOUT, HOME
 from applier.lock import locked
 from applier.manifest import Kernels, load_manifest
+from applier.nearest import closest_pin
 from applier.obtain import made_tree, make_tree
 from applier.pin import Pin, choose_pin, load_pins
 from applier.plan import Plan, apply_changes, plan_apply, refuse_edits, revert_changes
 from applier.release import Release, load_release
 from applier.say import note, result, result_json
-from applier.state import EXIT_OK, Difference, State, closest_pin, inspect, inspect_recorded
+from applier.state import EXIT_OK, Difference, State, inspect, inspect_recorded
 from applier.tree import Tree, locate
 
 SERVER_NEEDS = ["torch", "transformers", "sgl_kernel", "flashinfer"]
@@ -61,7 +64,7 @@ def apply(options: Namespace) -> int:
 def check(options: Namespace) -> int:
     """What apply does before it compiles and writes."""
     target = _target(options)
-    plan = _planned(target, options)
+    plan = _planned(target, options, fetch=True)
     _require_writable(target)
     if options.json:
         result_json(
@@ -70,13 +73,16 @@ def check(options: Namespace) -> int:
                 "pin": target.release.pin.name,
                 "tree": str(target.tree.package),
                 "state": target.state.state,
-                "patches": [patch.name for patch in target.release.patches.patches],
+                "patches": [patch.as_json() for patch in plan.fit.patches],
                 "files": sorted(plan.patched),
             }
         )
     else:
         count = len(target.release.patches.patches)
         result(f"{target.tree.package} is {target.state.state}; {count} patches of {target.release.pin.name} fit")
+        if plan.fit.state != CLEAN:
+            for line in fit_lines(plan.fit, target.release.pin):
+                result(f"  {line}")
     return 0
 
 
@@ -225,8 +231,8 @@ def _writing(tree: Tree) -> Iterator[None]:
         yield
 
 
-def _planned(target: Target, options: Namespace) -> Plan:
-    plan = plan_apply(target.tree, target.release, target.state, options.force, options.three_way)
+def _planned(target: Target, options: Namespace, fetch: bool = False) -> Plan:
+    plan = plan_apply(target.tree, target.release, target.state, options.force, options.three_way, fetch)
     if line := commit_note(target.tree, target.release.pin):
         note(f"note: {line}")
     return plan

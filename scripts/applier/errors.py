@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class ApplierError(Exception):
-    """Base of all refusals: `message` is one line, `details` the evidence, one line each."""
+    """Base of all refusals: `message` is one line, `details` the evidence, one line each, `data` more for --json."""
 
     exit_code = 2
 
-    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, details: Sequence[str] = (), data: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.details = list(details)
+        self.data = dict(data or {})
 
 
 class UsageError(ApplierError):

@@ -103,6 +103,12 @@ def _unpack(wheel: Path, target: Path) -> str:
     return blob_id("\n".join(sorted(listing)).encode())
 
 
+def cached_wheel(pin: Pin) -> Path | None:
+    """The release's wheel where it has been fetched already."""
+    found = _cached(cache_dir() / "wheels", pin)
+    return found if found and _intact(found) else None
+
+
 def _cached(folder: Path, pin: Pin) -> Path | None:
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     wheels = sorted(folder.glob(f"sglang-{pin.pypi}-*.whl"), key=lambda path: tag not in path.name)

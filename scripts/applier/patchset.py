@@ -189,6 +189,13 @@ def _package_path(name: str, path: str) -> str:
     return path
 
 
+def parse_hunks(data: bytes) -> list[Hunk]:
+    """The hunks of a diff of one file, as a diff tool wrote it."""
+    from unidiff.patch import PatchSet as UnifiedDiff
+
+    return [_hunk(hunk) for item in UnifiedDiff(decode(data)) for hunk in item]
+
+
 def _hunk(hunk: object) -> Hunk:
     old: list[str] = []
     new: list[str] = []

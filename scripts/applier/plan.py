@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from applier.blob import blob_id
 from applier.contract import require_contract
+from applier.drift import examine
 from applier.errors import DriftError
-from applier.gitinfo import edited_since_commit
+from applier.fit import Fit, fit_patches
 from applier.journal import Change
 from applier.kernels import Built
 from applier.layout import CHECKOUT, HOME, LIBRARY, MANIFEST, ORIGINALS
@@ -30,19 +31,26 @@ class Plan:
     """`base` and `patched` map touched files to contents: the release's, and with the patches in.
 
     `seen` is what every file that may be written held when the plan was made; a build can take minutes.
+    `fit` tells how each patch went in.
     """
 
     base: dict[str, bytes]
     patched: dict[str, bytes]
     seen: dict[str, bytes | None]
+    fit: Fit
     version: dict[str, str] | None = None
 
 
-def plan_apply(tree: Tree, release: Release, state: State, force: bool = False, three_way: bool = False) -> Plan:
-    """Identity, then the dtype contract, then the patches; raises what stands in the way. Writes nothing."""
+def plan_apply(
+    tree: Tree, release: Release, state: State, force: bool = False, three_way: bool = False, fetch: bool = False
+) -> Plan:
+    """Identity, then the dtype contract, then the patches; raises what stands in the way. Writes nothing.
+
+    A refusal tells how every patch fits; `fetch` lets it get the release for that.
+    """
     refuse_edits(state)
     if state.manifest is None:
-        _require_identity(tree, release, state, force or three_way)
+        _require_identity(tree, release, state, force or three_way, fetch)
     elif state.manifest.pin != release.pin.name:
         raise DriftError(f"the tree is patched for {state.manifest.pin}; revert it before applying {release.pin.name}")
     base = originals(tree, state.manifest)
@@ -54,10 +62,15 @@ def plan_apply(tree: Tree, release: Release, state: State, force: bool = False, 
         return base[path] if path in base else tree.read(path)
 
     require_contract(release.pin, pristine)
-    patched = merge_patches(tree, release, base) if three_way else apply_patches(release.patches, pristine)
+    if three_way:
+        fit = merge_patches(tree, release, base)
+    else:
+        apply_patches(release.patches, pristine)  # says what does not fit
+        fit = fit_patches(release.patches, pristine, None)
+    patched = fit.content
     kept = [f"{ORIGINALS}/{blob_id(data)}" for data in base.values()]
     paths = {*base, *release.overlay, *kept, *_ours(state.manifest), LIBRARY, MANIFEST}
-    return Plan(base, patched, {path: tree.read(path) for path in paths}, version_marker(tree))
+    return Plan(base, patched, {path: tree.read(path) for path in paths}, fit, version_marker(tree))
 
 
 def apply_changes(release: Release, plan: Plan, kernels: Built | Kernels | None) -> list[Change]:
@@ -157,7 +170,7 @@ def _ours(manifest: Manifest | None) -> list[str]:
     return [*manifest.overlay, *kept, *([LIBRARY] if manifest.kernels else [])]
 
 
-def _require_identity(tree: Tree, release: Release, state: State, anyway: bool) -> None:
+def _require_identity(tree: Tree, release: Release, state: State, anyway: bool, fetch: bool) -> None:
     in_the_way = [reason for reason in state.reasons if reason.startswith(f"{HOME}/")]
     if in_the_way:
         raise DriftError(f"{tree.package / HOME} holds files that apply did not put there; move them away", in_the_way)
@@ -170,16 +183,11 @@ def _require_identity(tree: Tree, release: Release, state: State, anyway: bool) 
         )
     if not state.unknown or anyway:
         return
-    lines = []
-    for item in state.unknown:
-        edited = item.expected is not None and edited_since_commit(tree, item.path, item.expected)
-        lines.append(f"{item}{' (edited since the commit)' if edited else ''}")
-    applied = [name for name, kind in state.patches.items() if kind == "applied"]
-    lines += [f"{name}: the tree already has what it does: upstream or another tool merged it" for name in applied]
+    drift = examine(tree, release, state, fetch)
     differ = f"{len(state.unknown)} of {len(release.pin.blobs)} files differ"
     raise DriftError(
-        f"{tree.package} is not {release.pin.name} as released: {differ}. "
-        "Check out the release; or --force to try the patches all the same (they go in exactly or not at all), "
-        "--3way to merge them",
-        lines,
+        f"{tree.package} is not {release.pin.name} as released: {differ}; nothing was changed. "
+        f"As for the patches, {drift.way}",
+        drift.lines(),
+        drift.as_json(),
     )

@@ -14,7 +14,6 @@ from applier.layout import CHECKOUT, HOME, JOURNAL, LIBRARY, MANIFEST, ORIGINALS
 from applier.manifest import Manifest, load_manifest
 from applier.overwritten import another_release, patched_release, restoring
 from applier.patchset import Patch, decode
-from applier.pin import Pin
 from applier.release import Release, known_patches
 from applier.tree import Tree
 
@@ -70,16 +69,6 @@ class State:
             "differs": [vars(item) for item in self.edits + self.foreign + self.unknown],
             "reasons": self.reasons,
         }
-
-
-def closest_pin(tree: Tree, pins: list[Pin]) -> Pin:
-    """The pin with the largest share of matching files; the first wins a tie, the default pin before others."""
-
-    def share(pin: Pin) -> tuple[float, bool]:
-        hits = sum(file_blob(tree.path(path)) == blob for path, blob in pin.blobs.items())
-        return hits / max(1, len(pin.blobs)), pin.default
-
-    return max(pins, key=share)
 
 
 def inspect(tree: Tree, release: Release, kernel_sources: str) -> State:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +105,15 @@ class Checkout:
         return [sys.executable, str(self.root / "apply.py"), str(arguments[0]), *tree, *map(str, arguments[1:])]
 
     def env(self, changes: dict[str, str] | None = None) -> dict[str, str]:
-        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(changes or {})}
+        cache = {"TREEVERIFY_CACHE": str(self.cache)} if self.cache.exists() else {}
+        return {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **cache, **(changes or {})}
+
+    def keep_wheel(self) -> None:
+        """The package as it is now, as the wheel that the pin's release would be fetched as."""
+        (self.cache / "wheels").mkdir(parents=True)
+        with zipfile.ZipFile(self.cache / "wheels/sglang-1.0-py3-none-any.whl", "w") as wheel:
+            for path in sorted(self.package.rglob("*.py")):
+                wheel.write(path, path.relative_to(self.package.parent).as_posix())
 
     def write_pin(self) -> None:
         """pin.toml for the package as it is now."""
@@ -117,6 +126,10 @@ class Checkout:
             '[[dtype]]\nbackend = "alpha"\npath = "eager"\nname = "indptr"\ndtype = "int32"\n'
             'file = "srt/alpha.py"\nsite = "Backend.verify"\n'
         )
+
+    @property
+    def cache(self) -> Path:
+        return self.root.parent / "cache"
 
     @property
     def pin(self) -> Path:
