@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from applier import bootstrap
+from applier.checkoutfiles import settle
 from applier.errors import ApplierError, UsageError
 from applier.layout import CHECKOUT
 from applier.say import note, result_json
 
 EPILOG = """exit codes: 0 done or nothing to do; 1 drift or conflict, nothing changed; 2 wrong usage or a missing tool;
 3 SGLang's dtypes are not those of the contract; 4 the kernels did not build"""
-NEEDS_TREE = ("apply", "check", "status", "revert", "doctor", "selftest", "serve")
+NEEDS_TREE = ("apply", "check", "status", "revert", "refresh", "doctor", "selftest", "serve")
 
 
 def main(arguments: list[str]) -> int:
@@ -26,6 +27,8 @@ def main(arguments: list[str]) -> int:
     as_json = getattr(options, "json", False)
     try:
         bootstrap.require(*_modules(options))
+        if settle(CHECKOUT.root, CHECKOUT.patches):
+            note("a change of the patches that was interrupted was finished")
         return _command(options.command)(options)
     except ApplierError as error:
         return _refuse(error, as_json)
@@ -98,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     command("status", "clean, applied, partial, drifted or edited", "json")
     sub = command("revert", "take everything back, byte for byte")
     sub.add_argument("--force", action="store_true", help="also with edited files; they are copied to build/ first")
+    sub = command("refresh", "edits made in a patched tree, back into the patches and the overlay", "json")
+    sub.add_argument("--patch", metavar="NAME", help="every edit goes into this patch, not to the nearest hunk")
+    sub.add_argument(
+        "--add", action="append", default=[], metavar="PATH", help="also this file, which no patch touches yet"
+    )
+    sub.add_argument("--drop-empty", action="store_true", help="take out patches of which the tree has nothing left")
+    sub.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     command("list", "pins and their patches")
     command("build", "compile the kernels into build/", "arch", "json")
     command("doctor", "what this machine has and what to mend", "json", "python")
@@ -133,6 +143,7 @@ def _command(name: str) -> Callable[[argparse.Namespace], int]:
         "check": commands.check,
         "status": commands.status,
         "revert": commands.revert,
+        "refresh": commands.refresh,
         "list": commands.list_pins,
         "build": commands.build_kernels,
         "doctor": commands.doctor,

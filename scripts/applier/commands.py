@@ -15,6 +15,7 @@ from pathlib import Path
 from applier import journal
 from applier.arch import OLDEST, choose_arches, found_gpus, runs_on, sort_arches
 from applier.bootstrap import ORIGINAL
+from applier.checkoutfiles import replace_all
 from applier.drift import fit_lines
 from applier.errors import DriftError, UsageError
 from applier.fit import CLEAN
@@ -25,8 +26,9 @@ from applier.lock import locked
 from applier.manifest import Kernels, load_manifest
 from applier.nearest import closest_pin
 from applier.obtain import made_tree, make_tree
-from applier.pin import Pin, choose_pin, load_pins
+from applier.pin import Pin, choose_pin, load_pin, load_pins
 from applier.plan import Plan, apply_changes, plan_apply, refuse_edits, revert_changes
+from applier.refresh import Refresh, Wish, manifest_changes, plan_refresh
 from applier.release import Release, load_release
 from applier.say import note, result, result_json
 from applier.state import EXIT_OK, Difference, State, inspect, inspect_recorded
@@ -121,6 +123,29 @@ def revert(options: Namespace) -> int:
         journal.carry_out(tree, revert_changes(tree, manifest))
     kept = f", all but {len(state.foreign)} of another release" if state.foreign else ""
     result(f"{tree.package}: reverted, {len(manifest.files)} files as released{kept}")
+    return 0
+
+
+def refresh(options: Namespace) -> int:
+    """Edits of a patched tree, back into patches and overlay; then the tree is what apply would make."""
+    tree = locate(_folder(options))
+    with _writing(tree), locked(CHECKOUT.patches, waiting=note):
+        manifest = load_manifest(tree)
+        if manifest is None:
+            raise DriftError(f"{tree.package} is not patched, so there are no edits of patches in it")
+        if (state := inspect_recorded(tree, manifest)).foreign:
+            refuse_edits(state)
+        release = load_release(CHECKOUT, choose_pin(CHECKOUT, manifest.pin))
+        wish = Wish(options.patch, tuple(options.add), options.drop_empty)
+        plan = plan_refresh(CHECKOUT, tree, release, manifest, wish)
+        if not options.dry_run:
+            replace_all(CHECKOUT.root, CHECKOUT.patches, plan.writes)
+            release = load_release(CHECKOUT, load_pin(release.pin.folder))
+            journal.carry_out(tree, manifest_changes(tree, manifest, release, plan))
+    if options.json:
+        result_json({"ok": True, "pin": manifest.pin, "dry_run": options.dry_run, **plan.as_json()})
+    else:
+        _say_refreshed(plan, manifest.pin, options.dry_run)
     return 0
 
 
@@ -265,6 +290,20 @@ def _say_applied(target: Target, plan: Plan, kernels: Built | Kernels | None, ch
     result(f"  {len(target.release.patches.patches)} patches in {len(plan.patched)} files, kernels: {arches}")
     where = _where(target)
     result(f"  serve: python3 apply.py serve{where} -- --model-path …    undo: python3 apply.py revert{where}")
+
+
+def _say_refreshed(plan: Refresh, pin: str, dry_run: bool) -> None:
+    if not plan.writes:
+        result(f"{pin}: nothing to refresh")
+    for item in plan.taken:
+        result(f"{item.path}:{item.line} -> {item.into} ({item.why})")
+    for path, data in sorted(plan.writes.items()):
+        verb = "removed" if data is None else "written"
+        result(f"  {'would be ' if dry_run else ''}{verb}: {path}")
+    for name in plan.empty:
+        note(f"{name} became empty: it is out of the series, and what its header says goes with it")
+    if plan.left:
+        note(f"as an older patch set or nobody made them, `apply.py apply` brings them: {', '.join(plan.left)}")
 
 
 def _where(target: Target) -> str:

@@ -47,6 +47,12 @@ def known_patches(layout: Layout, pin: str) -> PatchSet | None:
         return None
 
 
+def takes(path: str) -> bool:
+    """Whether a file of the package may be part of an overlay: in our folder, nothing of the tool's, nothing hidden."""
+    inside = path.startswith(f"{HOME}/") and not path.startswith(RESERVED)
+    return inside and not any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))
+
+
 def _files(folder: Path) -> dict[str, bytes]:
     """Contents by path; what tools leave behind (byte code, hidden caches) is not part of an overlay."""
     found = {}

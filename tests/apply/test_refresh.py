@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edits of a patched tree, brought back into patches and overlay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from applier.attribution import Edit, owner, stages, with_edits
+from applier.checkoutfiles import replace_all, settle
+from applier.errors import DriftError
+from applier.hunks import FilePatch, Hunk
+from applier.linediff import unified
+from applier.patchset import apply_patches, load_patches
+from applier.patchtext import parse
+from applier.pin import Pin
+from applier.pintext import settled, waiting, with_blobs, without
+from checkout import ALPHA, BETA, Checkout, make_checkout, tree_hash
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small checkout and its package, patched."""
+    folder = tmp_path_factory.mktemp("template")
+    assert make_checkout(folder).run("apply", "--no-build").returncode == 0
+    return folder
+
+
+@pytest.fixture
+def applied(template: Path, tmp_path: Path) -> Checkout:
+    """A copy of the patched one."""
+    shutil.copytree(template, tmp_path / "copy")
+    return Checkout(tmp_path / "copy/treeverify", tmp_path / "copy/site/sglang")
+
+
+def edit(checkout: Checkout, path: str, old: str, new: str) -> None:
+    file = checkout.package / path
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+
+
+def refreshed(checkout: Checkout, *arguments: str) -> dict[str, object]:
+    """Runs refresh; what it leaves must be what apply would make, and revert must give the release."""
+    run = checkout.run("refresh", "--json", *arguments)
+    assert run.returncode == 0, run.stderr
+    status = checkout.run("status", "--json")
+    assert status.returncode == 0, status.stdout
+    return dict(json.loads(run.stdout))
+
+
+def sources(checkout: Checkout) -> dict[str, bytes]:
+    folders = (checkout.root / "patches", checkout.root / "overlay")
+    return {str(p.relative_to(checkout.root)): p.read_bytes() for f in folders for p in f.rglob("*") if p.is_file()}
+
+
+def changed(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
+    return {path for path in {*before, *after} if before.get(path) != after.get(path)}
+
+
+def test_an_untouched_tree_changes_nothing(applied: Checkout) -> None:
+    before = tree_hash(applied.root), tree_hash(applied.package)
+    told = refreshed(applied)
+    assert told["written"] == told["removed"] == told["edits"] == []
+    assert (tree_hash(applied.root), tree_hash(applied.package)) == before
+
+
+def test_edits_go_to_the_patch_whose_lines_they_change(applied: Checkout) -> None:
+    before = sources(applied)
+    edit(applied, "srt/alpha.py", "if hooked():", "if hooked(bs):")
+    edit(applied, "srt/beta.py", "line 30 and a half\n", "line 30 and a half\nline 30 and three quarters\n")
+    edit(applied, "srt/treeverify/attention/ops.py", "return x", "return x + 1")
+    (applied.package / "srt/treeverify/new.py").write_text("NEW = 1\n")
+    (applied.package / "srt/treeverify/.new.py.swp").write_text("an editor's")
+    (applied.package / "srt/treeverify/.new.py.swp").unlink()
+    told = refreshed(applied)
+    assert changed(before, sources(applied)) == {
+        "patches/v1/0001-hook.patch",
+        "patches/v1/0002-more.patch",
+        "overlay/srt/treeverify/attention/ops.py",
+        "overlay/srt/treeverify/new.py",
+    }
+    assert [(item["path"], item["line"], item["into"]) for item in told["edits"]] == [  # type: ignore[attr-defined]
+        ("srt/alpha.py", 10, "0001-hook.patch"),
+        ("srt/beta.py", 32, "0002-more.patch"),
+        ("srt/treeverify/attention/ops.py", 1, "overlay/srt/treeverify/attention/ops.py"),
+        ("srt/treeverify/new.py", 1, "overlay/srt/treeverify/new.py"),
+    ]
+    first = (applied.pin / "0001-hook.patch").read_text()
+    old = before["patches/v1/0001-hook.patch"].decode()
+    assert first.split("diff --git")[0] == old.split("--- a/")[0], "the header is kept"
+    assert "+        if hooked(bs):\n" in first and "index " not in first and "20" not in first.split("@@")[0]
+    assert first.endswith(old[old.index("--- a/python/sglang/srt/beta.py") :]), "so is the other file's section"
+    assert "+line 30 and three quarters\n" in (applied.pin / "0002-more.patch").read_text()
+    once = sources(applied)
+    assert refreshed(applied)["written"] == [] and sources(applied) == once
+    assert applied.run("revert").returncode == 0
+    assert (applied.package / "srt/alpha.py").read_text() == ALPHA
+    assert (applied.package / "srt/beta.py").read_text() == BETA
+
+
+def test_an_edit_elsewhere_goes_to_the_nearest_hunk(applied: Checkout) -> None:
+    edit(applied, "srt/beta.py", "line 9\n", "line nine\n")
+    edit(applied, "srt/beta.py", "line 27\n", "")
+    told = refreshed(applied)
+    assert [(item["into"], item["why"]) for item in told["edits"]] == [  # type: ignore[attr-defined]
+        ("0001-hook.patch", "3 lines from its nearest hunk"),
+        ("0002-more.patch", "3 lines from its nearest hunk"),
+    ]
+
+
+def test_patch_overrides(applied: Checkout) -> None:
+    """A line near the first patch's goes to the second; the first patch, which comes before, stays as it is."""
+    first = (applied.pin / "0001-hook.patch").read_bytes()
+    edit(applied, "srt/beta.py", "line 9\n", "line nine\n")
+    refreshed(applied, "--patch", "0002-more.patch")
+    assert (applied.pin / "0001-hook.patch").read_bytes() == first
+    assert "-line 9\n+line nine\n" in (applied.pin / "0002-more.patch").read_text()
+
+
+def test_an_earlier_patch_takes_an_edit_and_the_later_one_follows(applied: Checkout) -> None:
+    """Line numbers and context of the later patch count in the file as the earlier one leaves it."""
+    edit(applied, "srt/beta.py", "line 29\n", "line 29\nline 29 and a half\n")
+    refreshed(applied, "--patch", "0001-hook.patch")
+    second = (applied.pin / "0002-more.patch").read_text()
+    assert "@@ -29,6 +29,7 @@" in second and " line 29 and a half\n" in second and "+line 29" not in second
+
+
+def test_a_file_that_the_patch_did_not_touch_comes_into_its_header(applied: Checkout) -> None:
+    edit(applied, "srt/alpha.py", "import torch\n", "import torch  # ours\n")
+    refreshed(applied, "--patch", "0002-more.patch")
+    second = (applied.pin / "0002-more.patch").read_text()
+    assert "\nTouches: srt/alpha.py, srt/beta.py\n" in second
+
+
+def test_a_file_that_no_patch_touches(checkout: Checkout) -> None:
+    """It needs to be named, and its blob comes into the pin."""
+    gamma = checkout.package / "srt/gamma.py"
+    gamma.write_text("g = 1\n")
+    checkout.keep_wheel()
+    assert checkout.run("apply", "--no-build").returncode == 0
+    gamma.write_text("g = 2\n")
+    assert refreshed(checkout)["written"] == [], "other files are the user's"
+    assert "--patch" in checkout.run("refresh", "--add", "srt/gamma.py").stderr
+    told = refreshed(checkout, "--add", "srt/gamma.py", "--patch", "0002-more.patch")
+    assert told["written"] == ["patches/v1/0002-more.patch", "patches/v1/pin.toml"]
+    assert '"srt/gamma.py" = "' in (checkout.pin / "pin.toml").read_text()
+    assert checkout.run("revert").returncode == 0 and gamma.read_text() == "g = 1\n"
+    assert checkout.run("apply", "--no-build").returncode == 0 and gamma.read_text() == "g = 2\n"
+
+
+def test_an_edit_of_a_later_patch_s_lines_is_not_forced_into_an_earlier_one(applied: Checkout) -> None:
+    before = sources(applied), tree_hash(applied.package)
+    edit(applied, "srt/beta.py", "line 30 and a half\n", "line 30 and a quarter\n")
+    run = applied.run("refresh", "--patch", "0001-hook.patch")
+    assert run.returncode == 1 and "changes lines that 0002-more.patch makes" in run.stderr
+    assert sources(applied) == before[0]
+
+
+def test_a_patch_that_became_empty_is_reported_and_dropped_on_demand(applied: Checkout) -> None:
+    before = sources(applied)
+    edit(applied, "srt/beta.py", "line 30 and a half\n", "")
+    run = applied.run("refresh")
+    assert run.returncode == 1 and "0002-more.patch: srt/beta.py" in run.stderr and "--drop-empty" in run.stderr
+    assert sources(applied) == before
+    told = refreshed(applied, "--drop-empty")
+    assert told["empty"] == ["0002-more.patch"] and not (applied.pin / "0002-more.patch").exists()
+    assert (applied.pin / "series").read_text() == "0001-hook.patch\n"
+    assert changed(before, sources(applied)) == {"patches/v1/0002-more.patch", "patches/v1/series"}
+
+
+def test_a_file_out_of_a_patch_takes_its_blob_along(applied: Checkout) -> None:
+    (applied.package / "srt/alpha.py").write_text(ALPHA)
+    refreshed(applied, "--drop-empty")
+    assert "Touches: srt/beta.py\n" in (applied.pin / "0001-hook.patch").read_text()
+    assert '"srt/alpha.py" =' not in (applied.pin / "pin.toml").read_text()
+    assert "[[dtype]]" in (applied.pin / "pin.toml").read_text()
+    assert applied.run("revert").returncode == 0 and (applied.package / "srt/beta.py").read_text() == BETA
+
+
+def test_a_dry_run_writes_nothing(applied: Checkout) -> None:
+    edit(applied, "srt/beta.py", "line five\n", "line V\n")
+    before = tree_hash(applied.root), tree_hash(applied.package)
+    run = applied.run("refresh", "--dry-run")
+    assert run.returncode == 0 and "would be written: patches/v1/0001-hook.patch" in run.stdout
+    assert "srt/beta.py:5 -> 0001-hook.patch (changes its lines)" in run.stdout
+    assert (tree_hash(applied.root), tree_hash(applied.package)) == before
+
+
+def test_headers_that_changed_meanwhile_are_no_obstacle(applied: Checkout) -> None:
+    first = applied.pin / "0001-hook.patch"
+    first.write_text(first.read_text().replace("The backend calls", "The backend now calls"))
+    edit(applied, "srt/beta.py", "line five\n", "line V\n")
+    refreshed(applied)
+    assert "now calls" in first.read_text() and "+line V\n" in first.read_text()
+
+
+def test_hunks_that_changed_meanwhile_are(applied: Checkout) -> None:
+    """Nobody can tell whether the tree's lines or the patch's are the newer ones."""
+    first = applied.pin / "0001-hook.patch"
+    first.write_text(first.read_text().replace("line five", "line FIVE"))
+    before = sources(applied)
+    edit(applied, "srt/beta.py", "line five\n", "line V\n")
+    run = applied.run("refresh")
+    assert run.returncode == 1 and "the patches changed since they were applied" in run.stderr
+    assert sources(applied) == before
+
+
+def test_what_waits_for_apply_is_told_and_left(applied: Checkout) -> None:
+    """The patches went on, and the tree was edited in another file."""
+    second = applied.pin / "0002-more.patch"
+    second.write_text(second.read_text().replace("and a half", "and a third"))
+    edit(applied, "srt/alpha.py", "if hooked():", "if hooked(bs):")
+    run = applied.run("refresh")
+    assert run.returncode == 0 and "srt/beta.py" in run.stderr and "apply" in run.stderr
+    assert "and a third" in second.read_text()
+    status = json.loads(applied.run("status", "--json").stdout)
+    assert status["state"] == "drifted"
+    assert applied.run("apply", "--no-build").returncode == 0
+    assert "and a third" in (applied.package / "srt/beta.py").read_text()
+    assert "hooked(bs)" in (applied.package / "srt/alpha.py").read_text()
+
+
+def test_a_tree_that_is_not_patched(checkout: Checkout) -> None:
+    run = checkout.run("refresh")
+    assert run.returncode == 1 and "is not patched" in run.stderr
+
+
+# All or nothing.
+
+
+def steps(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    """Every call that changes the disk fails from the n-th on."""
+    count = iter(range(left))
+
+    def failing(function: Callable[..., object]) -> Callable[..., object]:
+        def wrapper(*arguments: object, **options: object) -> object:
+            if next(count, None) is None:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return wrapper
+
+    for name in ("replace", "fsync", "unlink"):
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+
+
+def test_an_interruption_anywhere_leaves_old_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {"patches/a": b"1", "patches/b": b"2", "overlay/c": b"3"}
+    writes = {"patches/a": b"one", "patches/b": None, "overlay/c": b"three", "overlay/d/e": b"four"}
+    new = {path: data for path, data in {**old, **writes}.items() if data is not None}
+    outcomes = []
+    for left in range(40):
+        root = tmp_path / str(left)
+        for path, data in old.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(data)
+        with monkeypatch.context() as patch:
+            steps(patch, left)
+            try:
+                replace_all(root, root / "patches", writes)
+                done = True
+            except KeyboardInterrupt:
+                done = False
+        settle(root, root / "patches")
+        files = root.rglob("*")
+        found = {str(p.relative_to(root)): p.read_bytes() for p in files if p.is_file() and not p.name.startswith(".")}
+        assert found in (old, new), left
+        assert not (root / "patches/.changes.treeverify-new").exists()
+        outcomes.append(found == new)
+        if done:
+            break
+    assert outcomes == sorted(outcomes) and outcomes.count(True) > 2 and outcomes.count(False) > 2
+
+
+# The parts.
+
+
+def test_every_patch_of_the_checkout_is_put_together_again(pin: Pin, stock_tree: Path) -> None:
+    """The text parser is exact, and git's diff of a patch's two sides is the patch: no noise in either direction."""
+    patches = load_patches(pin)
+    content = {path: (stock_tree / "sglang" / path).read_bytes() for path in patches.touched}
+    for patch in patches.patches:
+        text = (pin.folder / patch.name).read_bytes().decode()
+        parsed = parse(patch.name, text)
+        assert parsed.render() == text and list(parsed.sections) == [file.path for file in patch.files]
+        alone = type(patches)((patch,), "")
+        after = apply_patches(alone, content.get)
+        for path, section in parsed.sections.items():
+            assert unified(f"{parsed.prefix}{path}", content[path], after[path]).decode() == section
+        content |= after
+
+
+def test_lines_that_look_like_a_diff_s_own() -> None:
+    """A removed `-- a` and an added `++ b`, and a file without a newline at its end."""
+    old, new = b"-- a/x\nsame\nend", b"++ b/x\nsame\nend\n"
+    section = unified("srt/x.py", old, new).decode()
+    text = f"Touches: srt/x.py, srt/y.py\n\n{section}{unified('srt/y.py', new, old).decode()}"
+    parsed = parse("p", text)
+    assert list(parsed.sections) == ["srt/x.py", "srt/y.py"] and parsed.sections["srt/x.py"] == section
+    assert parsed.render() == text
+
+
+LINES = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "d\n", "e\n"]), max_size=12)
+
+
+@st.composite
+def files_and_edits(draw: st.DrawFn) -> tuple[list[list[str]], list[str]]:
+    """A file through up to three patches, and the edited file."""
+    lines = draw(LINES)
+    through = [lines]
+    for _ in range(draw(st.integers(1, 3))):
+        through.append(draw(changed_lines(through[-1])))
+    return through, draw(changed_lines(through[-1]))
+
+
+@st.composite
+def changed_lines(draw: st.DrawFn, lines: list[str]) -> list[str]:
+    result = list(lines)
+    for _ in range(draw(st.integers(0, 3))):
+        start = draw(st.integers(0, len(result)))
+        stop = draw(st.integers(start, min(len(result), start + 2)))
+        result[start:stop] = draw(LINES.map(lambda new: new[:2]))
+    return result
+
+
+def patch_between(old: list[str], new: list[str]) -> FilePatch | None:
+    hunks = tuple(
+        Hunk(a0 + (a1 > a0), tuple(old[a0:a1]), tuple(new[b0:b1])) for a0, a1, b0, b1 in differences(old, new)
+    )
+    return FilePatch("f", hunks) if hunks else None
+
+
+def differences(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, int]]:
+    from difflib import SequenceMatcher
+
+    for kind, *span in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind != "equal":
+            yield span[0], span[1], span[2], span[3]
+
+
+@given(files_and_edits())
+def test_the_last_stage_is_the_edited_file_and_the_first_the_release(case: tuple[list[list[str]], list[str]]) -> None:
+    """Whatever the patches and edits; and each stage before an edit's owner is as it was."""
+    through, edited = case
+    files = [patch_between(old, new) for old, new in zip(through, through[1:], strict=False)]
+    stage = stages(files, through[0])
+    assert stage.lines == through
+    edits = [Edit(a0, a1, tuple(edited[b0:b1])) for a0, a1, b0, b1 in differences(through[-1], edited)]
+    owners = [found.patch if (found := owner(stage, item)) else len(files) - 1 for item in edits]
+    names = [str(i) for i in range(len(files))]
+    result = with_edits(stage, edits, owners, names).lines
+    assert result[0] == through[0] and result[-1] == edited
+    first = min(owners, default=len(files))
+    assert result[: first + 1] == through[: first + 1]
+    last = with_edits(stage, edits, [len(files) - 1] * len(edits), names).lines
+    assert last[:-1] == through[:-1] and last[-1] == edited
+
+
+def test_an_edit_between_two_patches_goes_to_the_nearer() -> None:
+    base = [f"{i}\n" for i in range(20)]
+    one = FilePatch("f", (Hunk(3, ("2\n",), ("two\n",)),))
+    two = FilePatch("f", (Hunk(17, ("16\n",), ("sixteen\n", "more\n")),))
+    stage = stages([one, None, two], base)
+    found = [owner(stage, Edit(at, at + 1, ("x\n",))) for at in (2, 3, 8, 12, 16, 17, 19)]
+    assert [item and item.patch for item in found] == [0, 0, 0, 2, 2, 2, 2]
+    assert owner(stages([None], base), Edit(1, 2, ())) is None
+    with pytest.raises(DriftError, match="comes after one"):
+        with_edits(stage, [Edit(17, 18, ())], [0], ["one", "none", "two"])
+
+
+def test_pin_and_series_keep_comments_and_order() -> None:
+    blobs = '"b" = "01"  # two\n"d" = "02"\n'
+    text = f'[pin]\nname = "v"\n\n# why\n[blobs]  # git\n{blobs}\n# the contract\n[[dtype]]\nx = 1\n'
+    assert with_blobs(text, {"b": "01", "d": "02"}) == text
+    assert with_blobs(text, {"b": "01", "d": "03", "c": "04", "a": "05", "e": "06"}) == text.replace(
+        blobs, '"a" = "05"\n"b" = "01"  # two\n"c" = "04"\n"d" = "03"\n"e" = "06"\n'
+    )
+    assert with_blobs(text, {}) == text.replace(blobs, "")
+    series = f"# all\n1.patch\n{waiting('2.patch')}\n3.patch  # last\n"
+    assert settled(series, "2.patch") == "# all\n1.patch\n2.patch\n3.patch  # last\n"
+    assert without(series, "3.patch") == f"# all\n1.patch\n{waiting('2.patch')}\n"
+    assert settled("1.patch\n", "2.patch") == "1.patch\n2.patch\n"
