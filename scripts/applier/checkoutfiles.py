@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from applier.errors import DriftError
+from applier.errors import DriftError, UsageError
 
 NEW = ".treeverify-new"
 LIST = f".changes{NEW}"
@@ -41,6 +42,22 @@ def replace_all(root: Path, folder: Path, writes: Mapping[str, bytes | None]) ->
             path.unlink(missing_ok=True)
         raise
     settle(root, folder)
+
+
+def make_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """A new folder, whole or not at all. UsageError where it exists."""
+    if folder.exists():
+        raise UsageError(f"{folder} exists; delete it, or name another with --name")
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        os.chmod(scratch, 0o755)
+        for rel, data in files.items():
+            (scratch / rel).parent.mkdir(parents=True, exist_ok=True)
+            _write(scratch / rel, data)
+        os.replace(scratch, folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
 def settle(root: Path, folder: Path) -> bool:

@@ -108,6 +108,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--drop-empty", action="store_true", help="take out patches of which the tree has nothing left")
     sub.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    sub = command("port", "start a pin for another release from one there is", "json")
+    sub.add_argument("--from", dest="source", required=True, metavar="PIN", help="the pin to start from")
+    sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="the other release: like --sglang of apply")
+    sub.add_argument("--name", metavar="PIN", help="of the new pin; v and the version that DIR says where left out")
     command("list", "pins and their patches")
     command("build", "compile the kernels into build/", "arch", "json")
     command("doctor", "what this machine has and what to mend", "json", "python")
@@ -122,7 +126,7 @@ def _modules(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     useful = []
     if options.command not in ("build",):
         needed.append("unidiff")
-    tree = getattr(options, "sglang", None)
+    tree = getattr(options, "sglang", None) or getattr(options, "to", None)
     if options.command == "apply" and tree is None and not any(CHECKOUT.build.glob("sglang-*")):
         needed.append("git")
     elif tree is not None and ((tree / ".git").exists() or (tree.absolute().parent / ".git").exists()):
@@ -144,6 +148,7 @@ def _command(name: str) -> Callable[[argparse.Namespace], int]:
         "status": commands.status,
         "revert": commands.revert,
         "refresh": commands.refresh,
+        "port": commands.port,
         "list": commands.list_pins,
         "build": commands.build_kernels,
         "doctor": commands.doctor,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from applier import journal
 from applier.arch import OLDEST, choose_arches, found_gpus, runs_on, sort_arches
-from applier.bootstrap import ORIGINAL
-from applier.checkoutfiles import replace_all
+from applier.bootstrap import ORIGINAL, provide_command
+from applier.checkoutfiles import make_folder, replace_all
 from applier.drift import fit_lines
 from applier.errors import DriftError, UsageError
 from applier.fit import CLEAN
@@ -28,9 +28,13 @@ from applier.nearest import closest_pin
 from applier.obtain import made_tree, make_tree
 from applier.pin import Pin, choose_pin, load_pin, load_pins
 from applier.plan import Plan, apply_changes, plan_apply, refuse_edits, revert_changes
+from applier.port import plan_port, require_stock
+from applier.portreport import report, summary
 from applier.refresh import Refresh, Wish, manifest_changes, plan_refresh
 from applier.release import Release, load_release
+from applier.released import released_file
 from applier.say import note, result, result_json
+from applier.settling import REPORT
 from applier.state import EXIT_OK, Difference, State, inspect, inspect_recorded
 from applier.tree import Tree, locate
 
@@ -147,6 +151,27 @@ def refresh(options: Namespace) -> int:
     else:
         _say_refreshed(plan, manifest.pin, options.dry_run)
     return 0
+
+
+def port(options: Namespace) -> int:
+    """A new pin's folder from an old pin and another release; 1 where something is left to settle."""
+    provide_command("git", "git", "port")
+    release = load_release(CHECKOUT, choose_pin(CHECKOUT, options.source))
+    tree = locate(options.to)
+    require_stock(tree, load_manifest(tree) is not None)
+    old = release.pin
+    plan = plan_port(release, tree, options.name, lambda path: released_file(tree, old, path), report)
+    target = CHECKOUT.patches / plan.name
+    make_folder(target, plan.files)
+    load_release(CHECKOUT, load_pin(target))
+    if options.json:
+        result_json({"ok": plan.open == 0, "folder": str(target), **plan.as_json()})
+    else:
+        result(f"{target}: started from {old.name}")
+        for line in summary(plan):
+            result(f"  {line}")
+        result(f"  {f'{plan.open} things to settle: see {target / REPORT}' if plan.open else 'nothing to settle'}")
+    return 1 if plan.open else 0
 
 
 def list_pins(options: Namespace) -> int:

@@ -27,6 +27,17 @@ def commit_note(tree: Tree, pin: Pin) -> str | None:
         return f"git could not be asked about {tree.git_root} ({type(error).__name__}); the touched files decide"
 
 
+def head_commit(tree: Tree) -> str | None:
+    """The commit a checkout is at; None without git, and for a tree that was made here."""
+    if tree.git_root is None:
+        return None
+    try:
+        head = _repo(tree).head.commit
+        return None if head.author.email == MADE_HERE else str(head.hexsha)
+    except Exception:
+        return None
+
+
 def edited_since_commit(tree: Tree, path: str, blob: str) -> bool:
     """Whether HEAD holds `blob` for that file, so that the difference is a local edit."""
     if tree.git_root is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from applier.hunks import split_lines
 from applier.patchset import CHECKOUT_PREFIX
 
 HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
@@ -69,6 +70,22 @@ def parse(name: str, text: str) -> PatchText:
         parts[-1].append(line + end)
     sections = dict(zip(paths, ("".join(part) for part in parts[1:]), strict=True))
     return PatchText(name, "".join(parts[0]), sections, prefix)
+
+
+def hunks_of(section: str) -> tuple[str, list[str]]:
+    """A section's head and its hunks."""
+    parts: list[list[str]] = [[]]
+    old = new = 0
+    for line in split_lines(section):
+        if old > 0 or new > 0:
+            old -= line[:1] in (" ", "-", "\n")
+            new -= line[:1] in (" ", "+", "\n")
+        elif match := HUNK.match(line):
+            old, new = (int(count) if count is not None else 1 for count in match.groups())
+            parts.append([])
+        parts[-1].append(line)
+    head, *hunks = ("".join(part) for part in parts)
+    return head, hunks
 
 
 def _headless(part: list[str]) -> bool:

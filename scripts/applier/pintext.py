@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from applier.settling import MARK
+
 BLOB = re.compile(r'\s*"([^"]+)"\s*=\s*"[0-9a-f]*"')
 TABLE = re.compile(r"^\s*\[", re.MULTILINE)
 
@@ -39,7 +41,7 @@ def without(series: str, name: str) -> str:
 
 def waiting(name: str) -> str:
     """The line that keeps the place of a patch that is to be settled yet."""
-    return f"# to settle: {name}"
+    return f"{MARK}{name}"
 
 
 def settled(series: str, name: str) -> str:
@@ -54,3 +56,27 @@ def settled(series: str, name: str) -> str:
 
 def _line(path: str, blob: str) -> str:
     return f'"{path}" = "{blob}"\n'
+
+
+def with_release(text: str, release: dict[str, str | None]) -> str:
+    """The text of a pin.toml for another release: its [pin] table anew, its name in the comment at the top."""
+    start = re.search(r"^\[pin\][^\n]*\n", text, re.MULTILINE)
+    if start is None:
+        raise ValueError("no [pin]")
+    end = re.compile(r"^(?=[\[#])", re.MULTILINE).search(text, start.end())
+    was = re.search(r'^name = "([^"]+)"', text[start.end() :], re.MULTILINE)
+    head = text[: start.start()].replace(was[1], str(release["name"])) if was else text[: start.start()]
+    table = "".join(f'{key} = "{value}"\n' for key, value in release.items() if value is not None)
+    return f"{head}{start[0]}{table}\n{text[end.start() :] if end else ''}"
+
+
+def with_rows(text: str, rows: list[tuple[str, str]]) -> str:
+    """The text with each [[dtype]] row, in order, given (file, what is to settle about it or nothing)."""
+    parts = re.split(r"^(?=\[\[dtype\]\])", text, flags=re.MULTILINE)
+    if len(parts) != len(rows) + 1:
+        raise ValueError(f"{len(parts) - 1} [[dtype]] tables for {len(rows)} rows")
+    result = parts[0]
+    for part, (file, note) in zip(parts[1:], rows, strict=True):
+        part = re.sub(r'^file = "[^"]*"', lambda _, f=file: f'file = "{f}"', part, count=1, flags=re.MULTILINE)
+        result += (f"{MARK}{note}\n" if note else "") + part
+    return result

@@ -19,6 +19,7 @@ from applier.overwritten import another_release, restoring, version_marker, with
 from applier.patchset import PatchSet, apply_patches
 from applier.release import Release, known_patches
 from applier.say import note
+from applier.settling import REPORT, unsettled
 from applier.state import State
 from applier.threeway import merge_patches
 from applier.tree import Tree
@@ -49,6 +50,12 @@ def plan_apply(
     A refusal tells how every patch fits; `fetch` lets it get the release for that.
     """
     refuse_edits(state)
+    if (open_points := unsettled(release.pin.folder)) and not force:
+        raise DriftError(
+            f"{release.pin.name} is no finished pin: {len(open_points)} things to settle, see {REPORT} in its folder; "
+            "--force applies what there is, to settle the rest in the tree",
+            open_points,
+        )
     if state.manifest is None:
         _require_identity(tree, release, state, force or three_way, fetch)
     elif state.manifest.pin != release.pin.name:
@@ -67,7 +74,10 @@ def plan_apply(
     else:
         apply_patches(release.patches, pristine)  # says what does not fit
         fit = fit_patches(release.patches, pristine, None)
-    patched = fit.content
+    patched = dict(fit.content)
+    if open_points:  # edits of files that no patch of the pin touches yet are to be told from the release
+        base |= {path: data for path in release.pin.blobs if path not in base and (data := tree.read(path)) is not None}
+        patched |= {path: data for path, data in base.items() if path not in patched and path in release.pin.blobs}
     kept = [f"{ORIGINALS}/{blob_id(data)}" for data in base.values()]
     paths = {*base, *release.overlay, *kept, *_ours(state.manifest), LIBRARY, MANIFEST}
     return Plan(base, patched, {path: tree.read(path) for path in paths}, fit, version_marker(tree))

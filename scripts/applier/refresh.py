@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,12 @@ from applier.linediff import changes, unified
 from applier.manifest import Manifest
 from applier.patchset import apply_patches, decode, encode, load_patches
 from applier.patchtext import PatchText, parse
-from applier.pin import Pin, load_pin
+from applier.pin import load_pin
 from applier.pintext import settled, with_blobs, without
 from applier.release import Release, takes
 from applier.released import released_file
+from applier.settling import TODO
 from applier.tree import Tree
-
-TODO = ".todo"  # of a patch that `port` could not carry over whole
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,9 @@ def manifest_changes(tree: Tree, manifest: Manifest, release: Release, plan: Ref
     Where files wait for `apply`, the digest stays the old one's, so that `status` tells.
     """
     read = {path: tree.read(path) for path in {*release.patches.touched, *release.overlay}}
-    files = {
+    waiting = set(manifest.files) & set(release.pin.blobs) - set(release.patches.touched)  # of a pin to be settled
+    files = {path: manifest.files[path] for path in waiting}
+    files |= {
         path: {
             "base": release.pin.blobs[path],
             "applied": manifest.files[path]["applied"] if path in plan.left else blob_id(read[path] or b""),
@@ -251,7 +251,7 @@ def _write_patches(
     if series != before:
         plan.writes[_rel(layout, pin.folder / "series")] = series.encode()
     touched = {path for slot in slots for path in slot.sections}
-    blobs = {path: blob for path, blob in pin.blobs.items() if path in touched or path not in files}
+    blobs = {path: blob for path, blob in pin.blobs.items() if path in touched or path not in release.patches.touched}
     blobs |= {path: blob_id(files[path]) for path in touched if path in files}
     plan.originals = {path: files[path] for path in sorted(touched - set(manifest.files))}
     if blobs != pin.blobs:
@@ -326,8 +326,3 @@ def _rel(layout: Layout, path: Path) -> str:
 
 def _blob(data: bytes | None) -> str | None:
     return None if data is None else blob_id(data)
-
-
-def unsettled(pin: Pin) -> Sequence[str]:
-    """Patches of a pin that a person must finish."""
-    return sorted(path.name for path in pin.folder.glob(f"*{TODO}"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import zipfile
+from pathlib import Path
 
 from applier.blob import blob_id
 from applier.errors import DriftError
@@ -12,6 +13,8 @@ from applier.layout import CHECKOUT, ORIGINALS
 from applier.obtain import cached_wheel, fetch_wheel, made_tree
 from applier.pin import Pin
 from applier.tree import Tree
+
+_wheels: dict[str, Path] = {}  # looked at once a run: it takes a while to see that every member is intact
 
 
 def released_file(tree: Tree, pin: Pin, path: str, fetch: bool = True) -> bytes | None:
@@ -28,7 +31,7 @@ def released_file(tree: Tree, pin: Pin, path: str, fetch: bool = True) -> bytes 
                 return data
         if (found := blob_content(tree, blob)) is not None:
             return found
-    wheel = fetch_wheel(pin) if fetch else cached_wheel(pin)
+    wheel = _wheel(pin, fetch)
     if wheel is None:
         return None
     with zipfile.ZipFile(wheel) as archive:
@@ -39,3 +42,9 @@ def released_file(tree: Tree, pin: Pin, path: str, fetch: bool = True) -> bytes 
     if blob is not None and blob_id(data) != blob:
         raise DriftError(f"{path} of the wheel of sglang {pin.pypi} is not the one in {pin.name}/pin.toml")
     return data
+
+
+def _wheel(pin: Pin, fetch: bool) -> Path | None:
+    if pin.pypi not in _wheels and (found := fetch_wheel(pin) if fetch else cached_wheel(pin)):
+        _wheels[pin.pypi] = found
+    return _wheels.get(pin.pypi)

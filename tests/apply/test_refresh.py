@@ -14,11 +14,16 @@ from applier.attribution import Edit, owner, stages, with_edits
 from applier.checkoutfiles import replace_all, settle
 from applier.errors import DriftError
 from applier.hunks import FilePatch, Hunk
+from applier.layout import CHECKOUT, HOME, Layout
 from applier.linediff import unified
+from applier.manifest import load_manifest
 from applier.patchset import apply_patches, load_patches
 from applier.patchtext import parse
-from applier.pin import Pin
+from applier.pin import Pin, load_pin
 from applier.pintext import settled, waiting, with_blobs, without
+from applier.refresh import Refresh, Wish, plan_refresh
+from applier.release import load_release
+from applier.tree import Tree, locate
 from checkout import ALPHA, BETA, Checkout, make_checkout, tree_hash
 from hypothesis import given
 from hypothesis import strategies as st
@@ -387,3 +392,54 @@ def test_pin_and_series_keep_comments_and_order() -> None:
     assert settled(series, "2.patch") == "# all\n1.patch\n2.patch\n3.patch  # last\n"
     assert without(series, "3.patch") == f"# all\n1.patch\n{waiting('2.patch')}\n"
     assert settled("1.patch\n", "2.patch") == "1.patch\n2.patch\n"
+
+
+# The real release.
+
+
+@pytest.fixture
+def real(patched_tree: Path, pin: Pin, tmp_path: Path) -> tuple[Layout, Tree]:
+    """A checkout's patches and overlay, and of the patched package what refresh looks at."""
+    layout = Layout(tmp_path / "checkout")
+    for folder in (CHECKOUT.patches, CHECKOUT.overlay):
+        shutil.copytree(folder, layout.root / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    package = tmp_path / "sglang"
+    for path in pin.blobs:
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(patched_tree / "sglang" / path, package / path)
+    shutil.copytree(patched_tree / "sglang" / HOME, package / HOME)
+    (package / "__init__.py").touch()
+    return layout, locate(package)
+
+
+def real_refresh(layout: Layout, tree: Tree, pin: Pin) -> Refresh:
+    manifest = load_manifest(tree)
+    assert manifest is not None
+    release = load_release(layout, load_pin(layout.patches / pin.name))
+    return plan_refresh(layout, tree, release, manifest, Wish())
+
+
+def test_the_real_release_untouched(real: tuple[Layout, Tree], pin: Pin) -> None:
+    plan = real_refresh(*real, pin)
+    assert not plan.writes and not plan.taken and not plan.left
+
+
+def test_a_line_in_every_file_of_the_real_release(real: tuple[Layout, Tree], pin: Pin) -> None:
+    """Every patch gets its line; of what it was, only the counts in the headers of hunks change."""
+    layout, tree = real
+    for file in (file for patch in load_patches(pin).patches for file in patch.files):
+        hunk = file.hunks[0]
+        first = next(i for i, (a, b) in enumerate(zip(hunk.old, hunk.new, strict=False)) if a != b)
+        lines = tree.path(file.path).read_text().splitlines(keepends=True)
+        lines.insert(hunk.start - 1 + first, f"# of {file.path}\n")
+        tree.path(file.path).write_text("".join(lines))
+    plan = real_refresh(layout, tree, pin)
+    names = {f"patches/{pin.name}/{path.name}" for path in pin.folder.glob("*.patch")}
+    assert set(plan.writes) == names and len(plan.taken) == len(pin.blobs)
+    gained = []
+    for name in names:
+        old, new = (layout.root / name).read_text().splitlines(), (plan.writes[name] or b"").decode().splitlines()
+        lost = [line for line in old if line not in new]
+        assert all(line.startswith("@@ -") for line in lost), lost
+        gained += [line for line in new if line not in old and not line.startswith("@@ -")]
+    assert sorted(gained) == sorted(f"+# of {path}" for path in pin.blobs)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pin for another release: the real release with what releases do to it, and the small one from port to finish."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from applier.checkoutfiles import make_folder
+from applier.contract import check_contract, problems_of
+from applier.errors import UsageError
+from applier.fit import CLEAN, CONFLICT, MERGES, UPSTREAM
+from applier.layout import CHECKOUT
+from applier.overlayimports import missing_imports
+from applier.patchset import apply_patches
+from applier.pin import Pin, load_pin
+from applier.port import Port, plan_port
+from applier.portreport import report
+from applier.rederive import DIFFERS, HOLDS, LOST, MOVED
+from applier.release import Release, load_release
+from applier.settling import unsettled
+from applier.tree import Tree, locate
+from checkout import ALPHA, BETA, Checkout, tree_hash
+
+MLA = "srt/layers/attention/flashinfer_mla_backend.py"
+TRITON = "srt/layers/attention/triton_backend.py"
+DRAFT = "srt/speculative/draft_utils.py"
+DRAFTS = "srt/speculative/drafts/backends.py"
+MIXIN = "srt/observability/scheduler_metrics_mixin.py"
+INFO = "srt/speculative/eagle_info.py"
+INFOS = "srt/speculative/infos.py"
+CONTEXT = b"        self.prefill_cuda_graph_metadata = {}  # For verify\n"
+WIDTH = b"(max_bs * self.max_context_len,),\n                dtype=torch.int32,"
+
+
+@pytest.fixture(scope="module")
+def old(pin: Pin) -> Release:
+    return load_release(CHECKOUT, pin)
+
+
+@pytest.fixture(scope="module")
+def stock(old: Release, stock_tree: Path) -> dict[str, bytes]:
+    """What the patches and the contract are about, of the real release."""
+    paths = {*old.patches.touched, *(row.file for row in old.pin.dtypes)}
+    return {path: (stock_tree / "sglang" / path).read_bytes() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def newer(old: Release, stock: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """The next release: lines moved, one changed, one patch merged, two files under new names, a dtype wider."""
+    files = {path: b"# newer\n" + data for path, data in stock.items()}
+    assert CONTEXT in stock[MLA] and stock[MLA].count(WIDTH) == 1
+    files[MLA] = files[MLA].replace(CONTEXT, CONTEXT.replace(b"verify", b"other things"))
+    files[MLA] = files[MLA].replace(WIDTH, WIDTH.replace(b"int32", b"int64"))
+    files[MIXIN] = b"# newer\n" + apply_patches(old.patches, stock.get)[MIXIN]
+    files[DRAFTS], files[INFOS] = files.pop(DRAFT), files.pop(INFO)
+    files["__init__.py"] = b""
+    files["_version.py"] = b"__version__ = version = '0.6.0'\n"
+    package = tmp_path_factory.mktemp("newer") / "sglang"
+    for path, data in files.items():
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_bytes(data)
+    (package.parent / "sglang-0.6.0.dist-info").mkdir()
+    (package.parent / "sglang-0.6.0.dist-info/METADATA").write_text("Name: sglang\nRequires-Python: >=3.12\n")
+    return locate(package)
+
+
+@pytest.fixture(scope="module")
+def port(old: Release, newer: Tree, stock: dict[str, bytes]) -> Port:
+    return plan_port(old, newer, None, stock.get, report)
+
+
+@pytest.fixture
+def new(port: Port, tmp_path: Path) -> Pin:
+    """The folder that port makes."""
+    make_folder(tmp_path / port.name, port.files)
+    return load_pin(tmp_path / port.name)
+
+
+def test_every_patch_is_carried_as_far_as_it_goes(port: Port) -> None:
+    assert [patch.state for patch in port.fit.patches] == [CONFLICT, MERGES, MERGES, MERGES, UPSTREAM, MERGES]
+    assert [(name[:4], file.path, hunk) for name, file, hunk in port.waiting] == [("0001", MLA, 2)]
+    assert port.moved[DRAFT].now == DRAFTS and port.moved[DRAFT].followed
+
+
+def test_the_new_folder_is_a_pin_that_fits_the_release(port: Port, new: Pin, newer: Tree) -> None:
+    """Its patches go in exactly, and give what the merges gave."""
+    release = load_release(replace_layout(new), new)
+    assert [patch.name[:4] for patch in release.patches.patches] == ["0001", "0002", "0003", "0004", "0006"]
+    assert {patch.header["Pin"] for patch in release.patches.patches} == {"v0.6.0"}
+    assert release.patches.patches[2].header["Touches"] == DRAFTS
+    made = apply_patches(release.patches, newer.read)
+    assert made == {port.path(path): data for path, data in port.fit.content.items() if path != MIXIN}
+    assert b"self.tree_verify = treeverify.attach" not in made[MLA], "the hunk to settle"
+    assert b"tree_verify.eager(forward_batch)" in made[MLA]
+    assert (new.pypi, new.requires_python, new.default, new.commit) == ("0.6.0", ">=3.12", False, None)
+    assert set(new.blobs) == {port.path(path) for path in port.release.pin.blobs}
+
+
+def replace_layout(pin: Pin) -> object:
+    return replace(CHECKOUT, root=pin.folder / "nowhere")
+
+
+def test_the_contract_keeps_what_the_kernels_read(port: Port, new: Pin, newer: Tree) -> None:
+    """Rows that hold go on; what moved is followed; a wider dtype is told and not taken over."""
+    states = [(item.row.backend, item.row.path, item.row.name, item.state) for item in port.contract]
+    odd = [(*row[:3], state) for *row, state in states if state not in (HOLDS, MOVED)]
+    assert odd == [("flashinfer_mla", "graph", "kv_indices", DIFFERS)]
+    assert {item.row.file for item in port.contract if item.state == MOVED} == {INFOS}
+    assert len(new.dtypes) == len(port.release.pin.dtypes)
+    assert [(row.name, row.dtype, row.site) for row in new.dtypes] == [
+        (row.name, row.dtype, row.site) for row in port.release.pin.dtypes
+    ]
+    (problem,) = problems_of(check_contract(new, newer.read))
+    assert "kv_indices is int64, the contract says int32" in problem
+    assert f"# to settle: {problem}\n[[dtype]]\n" in (new.folder / "pin.toml").read_text()
+
+
+def test_a_site_that_is_gone_is_lost(old: Release, newer: Tree, stock: dict[str, bytes]) -> None:
+    from applier.rederive import rederive
+
+    row = replace(old.pin.dtypes[0], site="NoSuch.method")
+    (found,) = rederive(replace(old.pin, dtypes=(row,)), newer, {})
+    assert found.state == LOST and "no class NoSuch" in found.note
+
+
+def test_what_a_person_must_settle_is_written_down(port: Port, new: Pin) -> None:
+    text = (new.folder / "PORT.md").read_text()
+    assert "0001-flashinfer-mla-target-verify.patch: 1 of 8 hunks to settle" in text
+    assert "0005-ddtree-metrics.patch: the release has it already" in text
+    assert "+        self.tree_verify = treeverify.attach(self, model_runner, skip_prefill)" in text
+    assert "For other things" in text.replace("\n", "")
+    todo = (new.folder / "0001-flashinfer-mla-target-verify.patch.todo").read_text()
+    assert todo.count("@@ -") == 1 and "+        self.tree_verify = treeverify.attach(" in todo
+    assert len(unsettled(new.folder)) == 2, "a hunk and a row"
+    assert port.imports, "the overlay imports much that this small package has not"
+    series = (new.folder / "series").read_text()
+    assert "# 0005-ddtree-metrics.patch: v0.6.0 has it already\n" in series
+
+
+def test_the_same_again_gives_the_same_bytes(old: Release, newer: Tree, stock: dict[str, bytes], port: Port) -> None:
+    assert plan_port(old, newer, "v0.6.0", stock.get, report).files == port.files
+
+
+def test_the_release_itself_leaves_nothing_to_settle(old: Release, stock: dict[str, bytes], stock_tree: Path) -> None:
+    """And its patches come out byte for byte, but for the name of the pin; all that the overlay imports is there."""
+    same = plan_port(old, locate(stock_tree), "v9", stock.get, report)
+    assert same.open == 0 and {patch.state for patch in same.fit.patches} == {CLEAN}
+    for patch in old.patches.patches:
+        text = (old.pin.folder / patch.name).read_text().replace("Pin: v0.5.12.post1", "Pin: v9")
+        assert same.files[patch.name].decode() == text
+    assert not [name for name in same.files if name.endswith(".todo")]
+
+
+def test_names_that_the_release_has_not(stock_tree: Path) -> None:
+    tree = locate(stock_tree)
+    source = (
+        b"import sglang.srt.gone\nfrom sglang.srt.layers.dp_attention import get_attention_tp_size, is_gone\n"
+        b"from sglang.srt.treeverify import gates\nfrom sglang.srt.layers import attention, nothing\n"
+        b"from sglang.srt.environ import envs\nimport torch\n"
+    )
+    assert missing_imports(tree, {"srt/treeverify/x.py": source, "srt/treeverify/x.txt": b"import sglang.no"}) == [
+        "srt/treeverify/x.py:1: sglang.srt has no gone",
+        "srt/treeverify/x.py:2: sglang.srt.layers.dp_attention has no is_gone",
+        "srt/treeverify/x.py:5: sglang.srt.layers has no nothing",
+    ]
+
+
+@pytest.mark.parametrize("name", ["../out", "a/b", ".hidden"])
+def test_names_that_are_no_folder_s(old: Release, newer: Tree, stock: dict[str, bytes], name: str) -> None:
+    with pytest.raises(UsageError, match="can't be named"):
+        plan_port(old, newer, name, stock.get, report)
+
+
+# From the command to a finished pin.
+
+
+def run_port(checkout: Checkout, to: Path, *arguments: str) -> dict[str, object]:
+    command = [*checkout.command("port")[:2], "port", "--from", "v1", "--to", str(to), "--json", *arguments]
+    import subprocess
+
+    run = subprocess.run(command, capture_output=True, text=True, env=checkout.env(), check=False)
+    print(run.stderr)
+    return {"code": run.returncode, "stderr": run.stderr, **(json.loads(run.stdout) if run.stdout else {})}
+
+
+@pytest.fixture
+def second(checkout: Checkout) -> Path:
+    """Another release beside the first: a hunk of the first patch conflicts, the whole second does."""
+    checkout.keep_wheel()
+    package = checkout.package.parent.parent / "second/sglang"
+    shutil.copytree(checkout.package, package)
+    (package / "srt/beta.py").write_text(BETA.replace("line 6\n", "line VI\n").replace("line 31\n", "line XXXI\n"))
+    (package / "_version.py").write_text("__version__ = version = '2.0'\n")
+    return package
+
+
+def test_port_and_refresh_make_a_finished_pin(checkout: Checkout, second: Path) -> None:
+    before = tree_hash(second)
+    told = run_port(checkout, second)
+    assert (told["code"], told["pin"], told["to_settle"]) == (1, "v2.0", 2) and tree_hash(second) == before
+    folder = checkout.root / "patches/v2.0"
+    assert (folder / "series").read_text() == "0001-hook.patch\n# to settle: 0002-more.patch\n"
+    assert "exists" in str(run_port(checkout, second)["stderr"]), "never over what somebody began to settle"
+
+    checkout.package = second
+    refused = checkout.run("apply", "--no-build")
+    assert refused.returncode == 1 and "v2.0 is no finished pin: 3 things to settle" in refused.stderr
+    assert checkout.run("apply", "--no-build", "--force").returncode == 0
+    assert "hooked()" in (second / "srt/alpha.py").read_text() and "line 5\n" in (second / "srt/beta.py").read_text()
+
+    beta = second / "srt/beta.py"
+    beta.write_text(beta.read_text().replace("line 5\n", "line five\n"))
+    run = checkout.run("refresh", "--patch", "0001-hook.patch")
+    assert run.returncode == 0, run.stderr
+    beta.write_text(beta.read_text().replace("line 30\n", "line 30\nline 30 and a half\n"))
+    run = checkout.run("refresh", "--patch", "0002-more.patch")
+    assert run.returncode == 0, run.stderr
+    assert (folder / "series").read_text() == "0001-hook.patch\n0002-more.patch\n"
+    assert "Touches: srt/beta.py\n" in (folder / "0002-more.patch").read_text()
+    assert "Pin: v2.0\n" in (folder / "0002-more.patch").read_text()
+    for todo in folder.glob("*.todo"):
+        todo.unlink()
+    assert unsettled(folder) == []
+    assert checkout.run("status").returncode == 0
+    assert checkout.run("revert").returncode == 0 and tree_hash(second) == before
+    assert checkout.run("apply", "--no-build").returncode == 0
+    assert "line five\nline VI\n" in beta.read_text() and "line 30 and a half\nline XXXI\n" in beta.read_text()
+    assert (second / "srt/alpha.py").read_text() != ALPHA
+
+
+def test_a_patched_tree_is_no_release(checkout: Checkout) -> None:
+    assert checkout.run("apply", "--no-build").returncode == 0
+    told = run_port(checkout, checkout.package, "--name", "v2")
+    assert told["code"] == 1 and "is patched" in str(told["stderr"])
+    assert not (checkout.root / "patches/v2").exists()
