@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from applier.errors import DriftError, UsageError
@@ -25,6 +25,9 @@ def replace_all(root: Path, folder: Path, writes: Mapping[str, bytes | None]) ->
 
     OSError where it fails: nothing was changed, or the next `settle` finishes.
     """
+    for top in {rel.split("/")[0] for rel in writes}:
+        for stale in [*(root / top).rglob(f".*{NEW}")]:
+            stale.unlink()
     made: list[Path] = []
     try:
         for rel, data in writes.items():
@@ -44,20 +47,20 @@ def replace_all(root: Path, folder: Path, writes: Mapping[str, bytes | None]) ->
     settle(root, folder)
 
 
-def make_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """A new folder, whole or not at all. UsageError where it exists."""
+def make_folder(folder: Path, files: Mapping[str, bytes], check: Callable[[Path], object]) -> None:
+    """A new folder, whole or not at all; `check` may refuse it before it has its name. UsageError where it exists."""
     if folder.exists():
         raise UsageError(f"{folder} exists; delete it, or name another with --name")
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
-        os.chmod(scratch, 0o755)
         for rel, data in files.items():
-            (scratch / rel).parent.mkdir(parents=True, exist_ok=True)
-            _write(scratch / rel, data)
-        os.replace(scratch, folder)
-    except BaseException:
+            path = scratch / folder.name / rel  # one deeper than where pins are looked for
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, data)
+        check(scratch / folder.name)
+        os.replace(scratch / folder.name, folder)
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def settle(root: Path, folder: Path) -> bool:

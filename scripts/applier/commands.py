@@ -34,7 +34,7 @@ from applier.refresh import Refresh, Wish, manifest_changes, plan_refresh
 from applier.release import Release, load_release
 from applier.released import released_file
 from applier.say import note, result, result_json
-from applier.settling import REPORT
+from applier.settling import REPORT, unsettled
 from applier.state import EXIT_OK, Difference, State, inspect, inspect_recorded
 from applier.tree import Tree, locate
 
@@ -140,6 +140,8 @@ def refresh(options: Namespace) -> int:
         if (state := inspect_recorded(tree, manifest)).foreign:
             refuse_edits(state)
         release = load_release(CHECKOUT, choose_pin(CHECKOUT, manifest.pin))
+        if options.pin and options.pin not in (manifest.pin, release.pin.tag, release.pin.pypi):
+            raise UsageError(f"{tree.package} is patched for {manifest.pin}, not for {options.pin}")
         wish = Wish(options.patch, tuple(options.add), options.drop_empty)
         plan = plan_refresh(CHECKOUT, tree, release, manifest, wish)
         if not options.dry_run:
@@ -162,8 +164,8 @@ def port(options: Namespace) -> int:
     old = release.pin
     plan = plan_port(release, tree, options.name, lambda path: released_file(tree, old, path), report)
     target = CHECKOUT.patches / plan.name
-    make_folder(target, plan.files)
-    load_release(CHECKOUT, load_pin(target))
+    with locked(CHECKOUT.patches, waiting=note):
+        make_folder(target, plan.files, lambda folder: load_release(CHECKOUT, load_pin(folder)))
     if options.json:
         result_json({"ok": plan.open == 0, "folder": str(target), **plan.as_json()})
     else:
@@ -325,6 +327,8 @@ def _say_refreshed(plan: Refresh, pin: str, dry_run: bool) -> None:
     for path, data in sorted(plan.writes.items()):
         verb = "removed" if data is None else "written"
         result(f"  {'would be ' if dry_run else ''}{verb}: {path}")
+    for line in unsettled(choose_pin(CHECKOUT, pin).folder):
+        note(f"still to settle: {line}")
     for name in plan.empty:
         note(f"{name} became empty: it is out of the series, and what its header says goes with it")
     if plan.left:

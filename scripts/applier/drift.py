@@ -24,7 +24,7 @@ SAYS = {
     MERGES: "applies by three-way merge (--3way)",
     UPSTREAM: "already upstream: the tree has all it does",
     CONFLICT: "CONFLICT",
-    UNKNOWN: "not exact; no merge was tried",
+    UNKNOWN: "not exact",
 }
 ROWS = 74  # columns of a conflict, below the indentation of a report
 
@@ -47,7 +47,7 @@ class Drift:
         if self.fit.state in (MERGES, UPSTREAM):
             return "they apply with --3way"
         if self.fit.state == UNKNOWN:
-            return "`apply.py check` tells patch by patch whether --3way merges them"
+            return f"some are not exact, and no merge was tried: {self.unmerged}"
         names = ", ".join(patch.name.split("-")[0] for patch in self.fit.named(CONFLICT))
         return f"{names} can't be merged; check out the release, or start a pin of its own with `apply.py port`"
 
@@ -57,8 +57,7 @@ class Drift:
         found = [f"nearest pin: {nearness(self.tree, self.release.pin)}"]
         found += [f"the tree says it is SGLang {version}"] * (version not in (None, self.release.pin.pypi))
         found += [f"{item}{note}" for item, note in self.differs]
-        found += fit_lines(self.fit, self.release.pin)
-        return found + ([f"no merge was tried: {self.unmerged}"] if self.unmerged else [])
+        return found + fit_lines(self.fit, self.release.pin)
 
     def as_json(self) -> dict[str, Any]:
         pin = self.release.pin
