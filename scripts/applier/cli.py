@@ -100,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--no-build", action="store_true", help="patches and overlay only")
     sub = command("check", "everything apply does before it compiles and writes", "force", "json")
     sub.description = """Everything apply does before it compiles and writes. On a tree that is near a pin it names the
-        nearest one and what differs, and says of every patch whether it applies cleanly (--force applies it), by three-way
-        merge (--3way), is already upstream, or conflicts, with the lines it expects next to those it found."""
+        nearest one and what differs, and says of every patch whether it applies cleanly (--force applies it), by
+        three-way merge (--3way), is already upstream, or conflicts, with the lines it expects next to those found."""
     command("status", "clean, applied, partial, drifted or edited", "json")
     sub = command("revert", "take everything back, byte for byte")
     sub.add_argument("--force", action="store_true", help="also with edited files; they are copied to build/ first")

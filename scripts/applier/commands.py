@@ -15,7 +15,7 @@ from pathlib import Path
 from applier import journal
 from applier.arch import OLDEST, choose_arches, found_gpus, runs_on, sort_arches
 from applier.bootstrap import ORIGINAL, provide_command
-from applier.checkoutfiles import make_folder, replace_all
+from applier.checkoutfiles import make_folder
 from applier.drift import fit_lines
 from applier.errors import DriftError, UsageError
 from applier.fit import CLEAN
@@ -30,7 +30,7 @@ from applier.pin import Pin, choose_pin, load_pin, load_pins
 from applier.plan import Plan, apply_changes, plan_apply, refuse_edits, revert_changes
 from applier.port import plan_port, require_stock
 from applier.portreport import report, summary
-from applier.refresh import Refresh, Wish, manifest_changes, plan_refresh
+from applier.refresh import Refresh, Wish, refresh_tree
 from applier.release import Release, load_release
 from applier.released import released_file
 from applier.say import note, result, result_json
@@ -134,24 +134,12 @@ def refresh(options: Namespace) -> int:
     """Edits of a patched tree, back into patches and overlay; then the tree is what apply would make."""
     tree = locate(_folder(options))
     with _writing(tree), locked(CHECKOUT.patches, waiting=note):
-        manifest = load_manifest(tree)
-        if manifest is None:
-            raise DriftError(f"{tree.package} is not patched, so there are no edits of patches in it")
-        if (state := inspect_recorded(tree, manifest)).foreign:
-            refuse_edits(state)
-        release = load_release(CHECKOUT, choose_pin(CHECKOUT, manifest.pin))
-        if options.pin and options.pin not in (manifest.pin, release.pin.tag, release.pin.pypi):
-            raise UsageError(f"{tree.package} is patched for {manifest.pin}, not for {options.pin}")
         wish = Wish(options.patch, tuple(options.add), options.drop_empty)
-        plan = plan_refresh(CHECKOUT, tree, release, manifest, wish)
-        if not options.dry_run:
-            replace_all(CHECKOUT.root, CHECKOUT.patches, plan.writes)
-            release = load_release(CHECKOUT, load_pin(release.pin.folder))
-            journal.carry_out(tree, manifest_changes(tree, manifest, release, plan))
+        pin, plan = refresh_tree(CHECKOUT, tree, wish, options.pin, options.dry_run)
     if options.json:
-        result_json({"ok": True, "pin": manifest.pin, "dry_run": options.dry_run, **plan.as_json()})
+        result_json({"ok": True, "pin": pin.name, "dry_run": options.dry_run, **plan.as_json()})
     else:
-        _say_refreshed(plan, manifest.pin, options.dry_run)
+        _say_refreshed(plan, pin, options.dry_run)
     return 0
 
 
@@ -319,15 +307,15 @@ def _say_applied(target: Target, plan: Plan, kernels: Built | Kernels | None, ch
     result(f"  serve: python3 apply.py serve{where} -- --model-path …    undo: python3 apply.py revert{where}")
 
 
-def _say_refreshed(plan: Refresh, pin: str, dry_run: bool) -> None:
+def _say_refreshed(plan: Refresh, pin: Pin, dry_run: bool) -> None:
     if not plan.writes:
-        result(f"{pin}: nothing to refresh")
+        result(f"{pin.name}: nothing to refresh")
     for item in plan.taken:
         result(f"{item.path}:{item.line} -> {item.into} ({item.why})")
     for path, data in sorted(plan.writes.items()):
         verb = "removed" if data is None else "written"
         result(f"  {'would be ' if dry_run else ''}{verb}: {path}")
-    for line in unsettled(choose_pin(CHECKOUT, pin).folder):
+    for line in unsettled(pin.folder):
         note(f"still to settle: {line}")
     for name in plan.empty:
         note(f"{name} became empty: it is out of the series, and what its header says goes with it")

@@ -10,9 +10,10 @@ from typing import Any
 from applier.errors import UsageError
 from applier.fit import CLEAN, CONFLICT, DIFFERS, MERGES, UNKNOWN, UPSTREAM, FileFit, Fit, HunkFit, fit_patches
 from applier.gitinfo import edited_since_commit
+from applier.layout import CHECKOUT
 from applier.linediff import changed_lines
-from applier.nearest import nearness, version_of
-from applier.pin import Pin
+from applier.nearest import closest_pin, nearness, version_of
+from applier.pin import Pin, load_pins
 from applier.release import Release
 from applier.released import released_file
 from applier.sidebyside import side_by_side
@@ -54,7 +55,10 @@ class Drift:
     def lines(self) -> list[str]:
         """The report, for 80 columns."""
         version = version_of(self.tree)
-        found = [f"nearest pin: {nearness(self.tree, self.release.pin)}"]
+        nearest = closest_pin(self.tree, load_pins(CHECKOUT))
+        found = [f"nearest pin: {nearness(self.tree, nearest)}"]
+        if nearest.name != self.release.pin.name:
+            found.append(f"held against {nearness(self.tree, self.release.pin)}")
         found += [f"the tree says it is SGLang {version}"] * (version not in (None, self.release.pin.pypi))
         found += [f"{item}{note}" for item, note in self.differs]
         return found + fit_lines(self.fit, self.release.pin)
@@ -64,6 +68,7 @@ class Drift:
         near = nearness(self.tree, pin)
         return {
             "pin": pin.name,
+            "nearest_pin": closest_pin(self.tree, load_pins(CHECKOUT)).name,
             "version": version_of(self.tree),
             "files_as_released": near.same,
             "files_touched": near.touched,

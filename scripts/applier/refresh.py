@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edits of a patched tree, brought back into patch files and overlay. Works out what to write; writes nothing."""
+"""Edits of a patched tree, brought back into patch files and overlay."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from typing import Any
 
 from applier.attribution import Edit, Owner, Stages, owner, stages, with_edits
 from applier.blob import blob_id
+from applier.checkoutfiles import replace_all
 from applier.errors import DriftError, UsageError
 from applier.hunks import FilePatch, split_lines
-from applier.journal import Change
+from applier.journal import Change, carry_out
 from applier.layout import HOME, MANIFEST, ORIGINALS, Layout
 from applier.linediff import changes, unified
-from applier.manifest import Manifest
+from applier.manifest import Manifest, load_manifest
 from applier.patchset import apply_patches, decode, encode, load_patches
 from applier.patchtext import PatchText, parse
-from applier.pin import load_pin
+from applier.pin import Pin, choose_pin, load_pin
 from applier.pintext import settled, with_blobs, without
-from applier.release import Release, takes
+from applier.plan import refuse_edits
+from applier.release import Release, load_release, takes
 from applier.released import released_file
 from applier.settling import TODO
+from applier.state import inspect_recorded
 from applier.tree import Tree
 
 
@@ -65,6 +68,29 @@ class Wish:
     patch: str | None = None
     add: tuple[str, ...] = ()
     drop_empty: bool = False
+
+
+def refresh_tree(
+    layout: Layout, tree: Tree, wish: Wish, pin: str | None = None, dry_run: bool = False
+) -> tuple[Pin, Refresh]:
+    """Takes the edits of a patched tree over: patches and overlay first, then the tree's manifest.
+
+    A run that was killed in between is finished by the next. The caller holds the locks of both.
+    """
+    manifest = load_manifest(tree)
+    if manifest is None:
+        raise DriftError(f"{tree.package} is not patched, so there are no edits of patches in it")
+    if (state := inspect_recorded(tree, manifest)).foreign:
+        refuse_edits(state)
+    release = load_release(layout, choose_pin(layout, manifest.pin))
+    if pin and pin not in (manifest.pin, release.pin.tag, release.pin.pypi):
+        raise UsageError(f"{tree.package} is patched for {manifest.pin}, not for {pin}")
+    plan = plan_refresh(layout, tree, release, manifest, wish)
+    if not dry_run:
+        replace_all(layout.root, layout.patches, plan.writes)
+        release = load_release(layout, load_pin(release.pin.folder))
+        carry_out(tree, manifest_changes(tree, manifest, release, plan))
+    return release.pin, plan
 
 
 def plan_refresh(layout: Layout, tree: Tree, release: Release, manifest: Manifest, wish: Wish) -> Refresh:

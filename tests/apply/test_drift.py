@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 from applier.alike import most_alike
+from applier.blob import blob_id
 from applier.fit import CLEAN, CONFLICT, MERGES, UNKNOWN, UPSTREAM, Fit, fit_patches
+from applier.layout import Layout
+from applier.nearest import closest_pin, nearness
 from applier.patchset import PatchSet, apply_patches, load_patches
-from applier.pin import Pin
+from applier.pin import Pin, load_pins
 from applier.sidebyside import side_by_side
+from applier.tree import locate
 from checkout import ALPHA, BETA, Checkout, tree_hash
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +80,19 @@ def test_upstream_in_other_surroundings_never_goes_in_twice(patches: PatchSet, s
     tree = {**stock, DRAFT: patched.replace(context, b"# theirs\n" + context.replace(b"\n", b"  # too\n"))}
     assert states(fit_patches(patches, tree.get, None))["0003"] == UNKNOWN
     fit = fit_patches(patches, tree.get, stock.get)
-    assert states(fit)["0003"] in (UPSTREAM, CONFLICT) and fit.content[DRAFT] == tree[DRAFT]
+    assert states(fit)["0003"] == UPSTREAM and fit.content[DRAFT] == tree[DRAFT]
+
+
+def test_lines_that_the_tree_has_elsewhere_are_not_added_twice(checkout: Checkout) -> None:
+    """It can't be taken out where the patch put it, so a person must say whether it is the same."""
+    small = load_patches(load_pins(Layout(checkout.root))[0])
+    text = BETA.replace("line 10\n", "line 10\nline 30 and a half\n")
+    release = {"srt/alpha.py": ALPHA.encode(), "srt/beta.py": BETA.encode()}
+    fit = fit_patches(small, {**release, "srt/beta.py": text.encode()}.get, release.get)
+    assert [patch.state for patch in fit.patches] == [CLEAN, CONFLICT]
+    (hunk,) = fit.patches[1].files[0].hunks
+    assert hunk.why == "the tree has the lines it adds, in other surroundings"
+    assert fit.content["srt/beta.py"].count(b"and a half") == 1
 
 
 def test_upstream_below_a_changed_line_is_told_by_taking_it_out(patches: PatchSet, stock: dict[str, bytes]) -> None:
@@ -217,20 +233,23 @@ def test_the_nearest_pin_is_taken_and_named(checkout: Checkout) -> None:
         path.write_text(text.replace('"1.0"', '"2.0"'))
     (second / "pin.toml").write_text((second / "pin.toml").read_text().replace("default = true\n", ""))
     (checkout.package / "srt/alpha.py").write_text(ALPHA + "# two\n")
-    from applier.blob import blob_id
-
     text = (second / "pin.toml").read_text()
     text = text.replace(blob_id(ALPHA.encode()), blob_id((ALPHA + "# two\n").encode()))
     (second / "pin.toml").write_text(text)
-    assert "(v2)" in checkout.run("status").stdout
+    tree, pins = locate(checkout.package), load_pins(Layout(checkout.root))
+    assert [pin.name for pin in pins] == ["v1", "v2"] and closest_pin(tree, pins).name == "v2"
     (checkout.package / "srt/beta.py").write_text(BETA + "line 41\n")
-    assert "nearest pin: v2, 1 of 2" in checkout.run("check").stderr
+    assert closest_pin(tree, pins).name == "v2" and "v2, 1 of 2" in str(nearness(tree, pins[1]))
     (checkout.package / "srt/alpha.py").write_text(ALPHA + "# three\n")
-    assert "nearest pin: v1, 0 of 2" in checkout.run("check").stderr, "the default among equals"
-    (checkout.package / "_version.py").write_text("__version__ = version = '2.0'\n")
-    assert "nearest pin: v2, 0 of 2" in checkout.run("check").stderr, "the version among equals"
-    run = checkout.run("check", "--pin", "v1")
-    assert "the tree says it is SGLang 2.0" in run.stderr
+    assert closest_pin(tree, pins).name == "v1", "the default among equals"
+    first = checkout.pin / "0002-more.patch"
+    first.write_text(first.read_text().replace(" line 31\n", " line 31.\n"))
+    assert closest_pin(tree, pins).name == "v2", "the one whose hunks stand in the tree, among equals"
+    (checkout.package / "_version.py").write_text("__version__ = version = '1.0'\n")
+    assert closest_pin(tree, pins).name == "v1", "the tree's own version among equals"
+    run = checkout.run("check", "--pin", "v2")
+    assert "nearest pin: v1, 0 of 2" in run.stderr and "held against v2" in run.stderr
+    assert "the tree says it is SGLang 1.0" in run.stderr
 
 
 # The parts.

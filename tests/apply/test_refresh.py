@@ -8,11 +8,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from applier.attribution import Edit, owner, stages, with_edits
+from applier.blob import blob_id
 from applier.checkoutfiles import replace_all, settle
-from applier.errors import DriftError
+from applier.errors import ApplierError, DriftError, UsageError
 from applier.hunks import FilePatch, Hunk
 from applier.layout import CHECKOUT, HOME, Layout
 from applier.linediff import unified
@@ -21,8 +23,10 @@ from applier.patchset import apply_patches, load_patches
 from applier.patchtext import parse
 from applier.pin import Pin, load_pin
 from applier.pintext import settled, waiting, with_blobs, without
-from applier.refresh import Refresh, Wish, plan_refresh
+from applier.plan import originals
+from applier.refresh import Refresh, Wish, plan_refresh, refresh_tree
 from applier.release import load_release
+from applier.state import inspect
 from applier.tree import Tree, locate
 from checkout import ALPHA, BETA, Checkout, make_checkout, tree_hash
 from hypothesis import given
@@ -51,13 +55,33 @@ def edit(checkout: Checkout, path: str, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def refreshed(checkout: Checkout, *arguments: str) -> dict[str, object]:
-    """Runs refresh; what it leaves must be what apply would make, and revert must give the release."""
-    run = checkout.run("refresh", "--json", *arguments)
-    assert run.returncode == 0, run.stderr
-    status = checkout.run("status", "--json")
-    assert status.returncode == 0, status.stdout
-    return dict(json.loads(run.stdout))
+def refreshed(checkout: Checkout, *, state: str = "applied", **wish: Any) -> Refresh:
+    """Refreshes; the tree must then be what the patches as written make of the release, and what apply would make."""
+    layout, tree = Layout(checkout.root), locate(checkout.package)
+    pin, plan = refresh_tree(layout, tree, Wish(**wish))
+    release = load_release(layout, load_pin(pin.folder))
+    assert inspect(tree, release, "").state == state
+    if state == "applied":
+        manifest = load_manifest(tree)
+        assert manifest is not None
+        base = originals(tree, manifest)
+        made = apply_patches(release.patches, base.get)
+        assert set(made) == set(manifest.files) == set(base)
+        assert all(tree.read(path) == data for path, data in made.items())
+    return plan
+
+
+def taken(plan: Refresh) -> list[tuple[str, int, str]]:
+    return [(item.path, item.line, item.into) for item in plan.taken]
+
+
+def refusal(checkout: Checkout, **wish: Any) -> str:
+    """What refresh says where it refuses; nothing was written."""
+    before = tree_hash(checkout.root), tree_hash(checkout.package)
+    with pytest.raises(ApplierError) as error:
+        refresh_tree(Layout(checkout.root), locate(checkout.package), Wish(**wish))
+    assert (tree_hash(checkout.root), tree_hash(checkout.package)) == before
+    return "\n".join([error.value.message, *error.value.details])
 
 
 def sources(checkout: Checkout) -> dict[str, bytes]:
@@ -71,27 +95,36 @@ def changed(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
 
 def test_an_untouched_tree_changes_nothing(applied: Checkout) -> None:
     before = tree_hash(applied.root), tree_hash(applied.package)
-    told = refreshed(applied)
-    assert told["written"] == told["removed"] == told["edits"] == []
+    plan = refreshed(applied)
+    assert not plan.writes and not plan.taken
     assert (tree_hash(applied.root), tree_hash(applied.package)) == before
 
 
 def test_edits_go_to_the_patch_whose_lines_they_change(applied: Checkout) -> None:
+    """From the command line to the tree that revert gives."""
     before = sources(applied)
     edit(applied, "srt/alpha.py", "if hooked():", "if hooked(bs):")
     edit(applied, "srt/beta.py", "line 30 and a half\n", "line 30 and a half\nline 30 and three quarters\n")
     edit(applied, "srt/treeverify/attention/ops.py", "return x", "return x + 1")
     (applied.package / "srt/treeverify/new.py").write_text("NEW = 1\n")
-    (applied.package / "srt/treeverify/.new.py.swp").write_text("an editor's")
-    (applied.package / "srt/treeverify/.new.py.swp").unlink()
-    told = refreshed(applied)
-    assert changed(before, sources(applied)) == {
-        "patches/v1/0001-hook.patch",
-        "patches/v1/0002-more.patch",
-        "overlay/srt/treeverify/attention/ops.py",
-        "overlay/srt/treeverify/new.py",
-    }
-    assert [(item["path"], item["line"], item["into"]) for item in told["edits"]] == [  # type: ignore[attr-defined]
+    trees = tree_hash(applied.root), tree_hash(applied.package)
+    run = applied.run("refresh", "--dry-run")
+    assert run.returncode == 0 and "would be written: patches/v1/0001-hook.patch" in run.stdout
+    assert "srt/alpha.py:10 -> 0001-hook.patch (changes its lines)" in run.stdout
+    assert (tree_hash(applied.root), tree_hash(applied.package)) == trees
+
+    told = json.loads(applied.run("refresh", "--json").stdout)
+    assert (
+        changed(before, sources(applied))
+        == set(told["written"])
+        == {
+            "patches/v1/0001-hook.patch",
+            "patches/v1/0002-more.patch",
+            "overlay/srt/treeverify/attention/ops.py",
+            "overlay/srt/treeverify/new.py",
+        }
+    )
+    assert [(item["path"], item["line"], item["into"]) for item in told["edits"]] == [
         ("srt/alpha.py", 10, "0001-hook.patch"),
         ("srt/beta.py", 32, "0002-more.patch"),
         ("srt/treeverify/attention/ops.py", 1, "overlay/srt/treeverify/attention/ops.py"),
@@ -100,11 +133,12 @@ def test_edits_go_to_the_patch_whose_lines_they_change(applied: Checkout) -> Non
     first = (applied.pin / "0001-hook.patch").read_text()
     old = before["patches/v1/0001-hook.patch"].decode()
     assert first.split("diff --git")[0] == old.split("--- a/")[0], "the header is kept"
-    assert "+        if hooked(bs):\n" in first and "index " not in first and "20" not in first.split("@@")[0]
+    assert "+        if hooked(bs):\n" in first and "index " not in first
     assert first.endswith(old[old.index("--- a/python/sglang/srt/beta.py") :]), "so is the other file's section"
     assert "+line 30 and three quarters\n" in (applied.pin / "0002-more.patch").read_text()
+    assert applied.run("status").returncode == 0
     once = sources(applied)
-    assert refreshed(applied)["written"] == [] and sources(applied) == once
+    assert not refreshed(applied).writes and sources(applied) == once
     assert applied.run("revert").returncode == 0
     assert (applied.package / "srt/alpha.py").read_text() == ALPHA
     assert (applied.package / "srt/beta.py").read_text() == BETA
@@ -113,8 +147,7 @@ def test_edits_go_to_the_patch_whose_lines_they_change(applied: Checkout) -> Non
 def test_an_edit_elsewhere_goes_to_the_nearest_hunk(applied: Checkout) -> None:
     edit(applied, "srt/beta.py", "line 9\n", "line nine\n")
     edit(applied, "srt/beta.py", "line 27\n", "")
-    told = refreshed(applied)
-    assert [(item["into"], item["why"]) for item in told["edits"]] == [  # type: ignore[attr-defined]
+    assert [(item.into, item.why) for item in refreshed(applied).taken] == [
         ("0001-hook.patch", "3 lines from its nearest hunk"),
         ("0002-more.patch", "3 lines from its nearest hunk"),
     ]
@@ -124,78 +157,67 @@ def test_patch_overrides(applied: Checkout) -> None:
     """A line near the first patch's goes to the second; the first patch, which comes before, stays as it is."""
     first = (applied.pin / "0001-hook.patch").read_bytes()
     edit(applied, "srt/beta.py", "line 9\n", "line nine\n")
-    refreshed(applied, "--patch", "0002-more.patch")
+    refreshed(applied, patch="0002-more.patch")
     assert (applied.pin / "0001-hook.patch").read_bytes() == first
     assert "-line 9\n+line nine\n" in (applied.pin / "0002-more.patch").read_text()
+    assert "has no patch 3; it has 0001-hook.patch, 0002-more.patch" in refusal(applied, patch="3")
 
 
 def test_an_earlier_patch_takes_an_edit_and_the_later_one_follows(applied: Checkout) -> None:
     """Line numbers and context of the later patch count in the file as the earlier one leaves it."""
     edit(applied, "srt/beta.py", "line 29\n", "line 29\nline 29 and a half\n")
-    refreshed(applied, "--patch", "0001-hook.patch")
+    refreshed(applied, patch="0001-hook.patch")
     second = (applied.pin / "0002-more.patch").read_text()
     assert "@@ -29,6 +29,7 @@" in second and " line 29 and a half\n" in second and "+line 29" not in second
 
 
 def test_a_file_that_the_patch_did_not_touch_comes_into_its_header(applied: Checkout) -> None:
     edit(applied, "srt/alpha.py", "import torch\n", "import torch  # ours\n")
-    refreshed(applied, "--patch", "0002-more.patch")
+    refreshed(applied, patch="0002-more.patch")
     second = (applied.pin / "0002-more.patch").read_text()
     assert "\nTouches: srt/alpha.py, srt/beta.py\n" in second
 
 
-def test_a_file_that_no_patch_touches(checkout: Checkout) -> None:
-    """It needs to be named, and its blob comes into the pin."""
-    gamma = checkout.package / "srt/gamma.py"
+def test_a_file_that_no_patch_touches(applied: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs to be named, its content as released comes from the wheel, and its blob goes into the pin."""
+    gamma = applied.package / "srt/gamma.py"
     gamma.write_text("g = 1\n")
-    checkout.keep_wheel()
-    assert checkout.run("apply", "--no-build").returncode == 0
+    applied.keep_wheel()
+    monkeypatch.setenv("TREEVERIFY_CACHE", str(applied.cache))
     gamma.write_text("g = 2\n")
-    assert refreshed(checkout)["written"] == [], "other files are the user's"
-    assert "--patch" in checkout.run("refresh", "--add", "srt/gamma.py").stderr
-    told = refreshed(checkout, "--add", "srt/gamma.py", "--patch", "0002-more.patch")
-    assert told["written"] == ["patches/v1/0002-more.patch", "patches/v1/pin.toml"]
-    assert '"srt/gamma.py" = "' in (checkout.pin / "pin.toml").read_text()
-    assert checkout.run("revert").returncode == 0 and gamma.read_text() == "g = 1\n"
-    assert checkout.run("apply", "--no-build").returncode == 0 and gamma.read_text() == "g = 2\n"
+    assert not refreshed(applied).writes, "other files are the user's"
+    assert "no patch touches srt/gamma.py" in refusal(applied, add=("srt/gamma.py",))
+    assert "has no such file" in refusal(applied, add=("srt/delta.py",))
+    plan = refreshed(applied, add=("srt/gamma.py",), patch="0002-more.patch")
+    assert set(plan.writes) == {"patches/v1/0002-more.patch", "patches/v1/pin.toml"}
+    assert '"srt/gamma.py" = "' in (applied.pin / "pin.toml").read_text()
+    assert applied.run("revert").returncode == 0 and gamma.read_text() == "g = 1\n"
+    assert applied.run("apply", "--no-build").returncode == 0 and gamma.read_text() == "g = 2\n"
 
 
 def test_an_edit_of_a_later_patch_s_lines_is_not_forced_into_an_earlier_one(applied: Checkout) -> None:
-    before = sources(applied), tree_hash(applied.package)
     edit(applied, "srt/beta.py", "line 30 and a half\n", "line 30 and a quarter\n")
-    run = applied.run("refresh", "--patch", "0001-hook.patch")
-    assert run.returncode == 1 and "changes lines that 0002-more.patch makes" in run.stderr
-    assert sources(applied) == before[0]
+    assert "changes lines that 0002-more.patch makes" in refusal(applied, patch="0001-hook.patch")
 
 
 def test_a_patch_that_became_empty_is_reported_and_dropped_on_demand(applied: Checkout) -> None:
     before = sources(applied)
     edit(applied, "srt/beta.py", "line 30 and a half\n", "")
-    run = applied.run("refresh")
-    assert run.returncode == 1 and "0002-more.patch: srt/beta.py" in run.stderr and "--drop-empty" in run.stderr
-    assert sources(applied) == before
-    told = refreshed(applied, "--drop-empty")
-    assert told["empty"] == ["0002-more.patch"] and not (applied.pin / "0002-more.patch").exists()
+    told = refusal(applied)
+    assert "0002-more.patch: srt/beta.py" in told and "--drop-empty" in told
+    plan = refreshed(applied, drop_empty=True)
+    assert plan.empty == ["0002-more.patch"] and not (applied.pin / "0002-more.patch").exists()
     assert (applied.pin / "series").read_text() == "0001-hook.patch\n"
     assert changed(before, sources(applied)) == {"patches/v1/0002-more.patch", "patches/v1/series"}
 
 
 def test_a_file_out_of_a_patch_takes_its_blob_along(applied: Checkout) -> None:
     (applied.package / "srt/alpha.py").write_text(ALPHA)
-    refreshed(applied, "--drop-empty")
+    assert refreshed(applied, drop_empty=True).empty == [], "the patch has another file"
     assert "Touches: srt/beta.py\n" in (applied.pin / "0001-hook.patch").read_text()
     assert '"srt/alpha.py" =' not in (applied.pin / "pin.toml").read_text()
     assert "[[dtype]]" in (applied.pin / "pin.toml").read_text()
-    assert applied.run("revert").returncode == 0 and (applied.package / "srt/beta.py").read_text() == BETA
-
-
-def test_a_dry_run_writes_nothing(applied: Checkout) -> None:
-    edit(applied, "srt/beta.py", "line five\n", "line V\n")
-    before = tree_hash(applied.root), tree_hash(applied.package)
-    run = applied.run("refresh", "--dry-run")
-    assert run.returncode == 0 and "would be written: patches/v1/0001-hook.patch" in run.stdout
-    assert "srt/beta.py:5 -> 0001-hook.patch (changes its lines)" in run.stdout
-    assert (tree_hash(applied.root), tree_hash(applied.package)) == before
+    assert not (applied.package / f"srt/treeverify/_originals/{blob_id(ALPHA.encode())}").exists()
 
 
 def test_headers_that_changed_meanwhile_are_no_obstacle(applied: Checkout) -> None:
@@ -210,11 +232,15 @@ def test_hunks_that_changed_meanwhile_are(applied: Checkout) -> None:
     """Nobody can tell whether the tree's lines or the patch's are the newer ones."""
     first = applied.pin / "0001-hook.patch"
     first.write_text(first.read_text().replace("line five", "line FIVE"))
-    before = sources(applied)
     edit(applied, "srt/beta.py", "line five\n", "line V\n")
-    run = applied.run("refresh")
-    assert run.returncode == 1 and "the patches changed since they were applied" in run.stderr
-    assert sources(applied) == before
+    assert "the patches changed since they were applied" in refusal(applied)
+
+
+def test_an_overlay_file_edited_on_both_sides(applied: Checkout) -> None:
+    ours = applied.root / "overlay/srt/treeverify/attention/ops.py"
+    ours.write_text(ours.read_text() + "# in the checkout\n")
+    edit(applied, "srt/treeverify/attention/ops.py", "return x", "return x + 1")
+    assert "attention/ops.py was edited in the tree, and in overlay/" in refusal(applied)
 
 
 def test_what_waits_for_apply_is_told_and_left(applied: Checkout) -> None:
@@ -222,19 +248,36 @@ def test_what_waits_for_apply_is_told_and_left(applied: Checkout) -> None:
     second = applied.pin / "0002-more.patch"
     second.write_text(second.read_text().replace("and a half", "and a third"))
     edit(applied, "srt/alpha.py", "if hooked():", "if hooked(bs):")
-    run = applied.run("refresh")
-    assert run.returncode == 0 and "srt/beta.py" in run.stderr and "apply" in run.stderr
+    assert refreshed(applied, state="drifted").left == ["srt/beta.py"]
     assert "and a third" in second.read_text()
-    status = json.loads(applied.run("status", "--json").stdout)
-    assert status["state"] == "drifted"
     assert applied.run("apply", "--no-build").returncode == 0
     assert "and a third" in (applied.package / "srt/beta.py").read_text()
     assert "hooked(bs)" in (applied.package / "srt/alpha.py").read_text()
 
 
-def test_a_tree_that_is_not_patched(checkout: Checkout) -> None:
-    run = checkout.run("refresh")
-    assert run.returncode == 1 and "is not patched" in run.stderr
+def test_a_run_killed_between_patches_and_manifest_is_finished(
+    applied: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(applied, "srt/beta.py", "line five\n", "line V\n")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("applier.refresh.carry_out", killed)
+        with pytest.raises(KeyboardInterrupt):
+            refresh_tree(Layout(applied.root), locate(applied.package), Wish())
+    assert not refreshed(applied).writes, "only the manifest was left to do"
+
+
+def test_trees_that_have_no_edits_of_patches(checkout: Checkout, applied: Checkout) -> None:
+    assert "is not patched" in refusal(checkout)
+    with pytest.raises(UsageError, match="patched for v1, not for v2"):
+        refresh_tree(Layout(applied.root), locate(applied.package), Wish(), "v2")
+    beta = checkout.package / "srt/beta.py"
+    beta.write_text(BETA + "line 41\n")
+    assert checkout.run("apply", "--no-build", "--force").returncode == 0
+    assert "srt/beta.py was not v1's when it was patched" in refusal(checkout)
 
 
 # All or nothing.
