@@ -16,7 +16,7 @@ from applier.nearest import closest_pin, nearness, version_of
 from applier.pin import Pin, load_pins
 from applier.release import Release
 from applier.released import released_file
-from applier.sidebyside import side_by_side
+from applier.sidebyside import WIDTH, side_by_side
 from applier.state import Difference, State
 from applier.tree import Tree
 
@@ -27,7 +27,7 @@ SAYS = {
     CONFLICT: "CONFLICT",
     UNKNOWN: "not exact",
 }
-ROWS = 74  # columns of a conflict, below the indentation of a report
+ROWS = 72  # columns of a conflict, below the indentation of a report
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Drift:
         if nearest.name != self.release.pin.name:
             found.append(f"held against {nearness(self.tree, self.release.pin)}")
         found += [f"the tree says it is SGLang {version}"] * (version not in (None, self.release.pin.pypi))
-        found += [f"{item}{note}" for item, note in self.differs]
+        found += [line for item, note in self.differs for line in _fitting(f"{item}{note}")]
         return found + fit_lines(self.fit, self.release.pin)
 
     def as_json(self) -> dict[str, Any]:
@@ -118,21 +118,27 @@ def fit_lines(fit: Fit, pin: Pin) -> list[str]:
 def _file_lines(file: FileFit, pin: Pin) -> list[str]:
     if file.why:
         return [f"{file.path}: {file.why}"]
-    found = []
+    found = [file.path]
     for hunk in file.hunks:
         if hunk.state == CLEAN:
             continue
-        found.append(f"{file.path}: hunk {hunk.number} at line {hunk.line}: {_hunk(hunk)}")
+        found.append(f"  hunk {hunk.number} at line {hunk.line}: {_hunk(hunk)}")
         if hunk.found is not None:
             heads = (f"expected ({pin.name})", f"found (line {hunk.line})")
-            found += [f"  {row}" for row in side_by_side(hunk.hunk.old, hunk.found, heads, ROWS)]
+            found += [f"    {row}" for row in side_by_side(hunk.hunk.old, hunk.found, heads, ROWS)]
     return found
+
+
+def _fitting(line: str) -> list[str]:
+    """A line about a file, or two where it is too long for a terminal."""
+    path, _, rest = line.partition(": ")
+    return [line] if len(line) <= WIDTH else [f"{path}:", f"  {rest}"]
 
 
 def _hunk(hunk: HunkFit) -> str:
     what = {MERGES: "merges", UPSTREAM: "already upstream", CONFLICT: "conflict", UNKNOWN: "not exact"}[hunk.state]
     if hunk.state == CONFLICT and hunk.found is None:
-        return "conflict, no lines in the file are like those it expects"
+        return "conflict, nothing in the file is like it"
     if hunk.state == CONFLICT and hunk.why == DIFFERS:
         return what
     return f"{what}, {hunk.why}" if hunk.why else what

@@ -29,7 +29,7 @@ class Nearness:
         return self.same / max(1, self.touched)
 
     def __str__(self) -> str:
-        return f"{self.pin.name}, {self.same} of {self.touched} files that the patches touch are as released"
+        return f"{self.pin.name}, {self.same} of {self.touched} touched files as released"
 
 
 def nearness(tree: Tree, pin: Pin) -> Nearness:

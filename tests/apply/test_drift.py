@@ -155,11 +155,11 @@ def test_check_tells_patch_by_patch_and_writes_nothing(checkout: Checkout) -> No
     assert run.returncode == 1 and not run.stdout
     head, *report = run.stderr.splitlines()
     assert "is not v1 as released: 1 of 2 files differ; nothing was changed" in head and "0001 can't be merged" in head
-    assert "  nearest pin: v1, 1 of 2 files that the patches touch are as released" in report
+    assert "  nearest pin: v1, 1 of 2 touched files as released" in report
     assert any("srt/beta.py: expected" in line and "(+2 -1 lines)" in line for line in report)
     at = report.index("  0001-hook.patch: CONFLICT")
-    assert report[at + 1] == "    srt/beta.py: hunk 1 at line 4: conflict"
-    rows = [line.split() for line in report[at + 2 : at + 6]]
+    assert report[at + 1 : at + 3] == ["    srt/beta.py", "      hunk 1 at line 4: conflict"]
+    rows = [line.split() for line in report[at + 3 : at + 7]]
     assert rows == [
         ["expected", "(v1)", "found", "(line", "4)"],
         ["line", "4", "line", "4"],
@@ -167,7 +167,7 @@ def test_check_tells_patch_by_patch_and_writes_nothing(checkout: Checkout) -> No
         ["line", "6", "line", "6"],
     ]
     assert "  0002-more.patch: applies by three-way merge (--3way)" in report
-    assert "    srt/beta.py: hunk 1 at line 31: merges, moved from line 30 to 31" in report
+    assert "      hunk 1 at line 31: merges, moved from line 30 to 31" in report
     assert max(map(len, report)) <= 80
     assert (tree_hash(checkout.root), tree_hash(checkout.package)) == before
 
