@@ -63,10 +63,15 @@ def make_folder(folder: Path, files: Mapping[str, bytes], check: Callable[[Path]
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def pending(folder: Path) -> bool:
+    """Whether a change was interrupted, or is going on: the caller takes the lock to find out."""
+    return (folder / LIST).exists()
+
+
 def settle(root: Path, folder: Path) -> bool:
     """Finishes a change that was interrupted; whether there was one."""
     path = folder / LIST
-    if not path.exists():
+    if not pending(folder):
         return False
     try:
         writes = {root / rel: bool(kept) for rel, kept in json.loads(path.read_bytes()).items()}

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from applier import bootstrap
-from applier.checkoutfiles import settle
+from applier.checkoutfiles import pending, settle
 from applier.errors import ApplierError, UsageError
 from applier.layout import CHECKOUT
+from applier.lock import locked
 from applier.say import note, result_json
 
 EPILOG = """exit codes: 0 done or nothing to do; 1 drift or conflict, nothing changed (port: the new pin is there, and
@@ -28,8 +29,10 @@ def main(arguments: list[str]) -> int:
     as_json = getattr(options, "json", False)
     try:
         bootstrap.require(*_modules(options))
-        if settle(CHECKOUT.root, CHECKOUT.patches):
-            note("a change of the patches that was interrupted was finished")
+        if pending(CHECKOUT.patches):
+            with locked(CHECKOUT.patches, waiting=note):
+                if settle(CHECKOUT.root, CHECKOUT.patches):
+                    note("a change of the patches that was interrupted was finished")
         return _command(options.command)(options)
     except ApplierError as error:
         return _refuse(error, as_json)

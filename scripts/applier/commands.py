@@ -215,6 +215,8 @@ def selftest(options: Namespace) -> int:
 def serve(options: Namespace) -> int:
     """The patched server with the arguments given."""
     target = _applied(options)
+    if open_points := unsettled(target.release.pin.folder):
+        raise DriftError(f"{target.release.pin.name} is no finished pin, so it does not serve yet", open_points)
     _say_missing(options.python, target.release.pin, SERVER_NEEDS)
     return _become(options, target.tree, ["-m", "sglang.launch_server", *options.arguments])
 
@@ -320,7 +322,9 @@ def _say_refreshed(plan: Refresh, pin: Pin, dry_run: bool) -> None:
     for name in plan.empty:
         note(f"{name} became empty: it is out of the series, and what its header says goes with it")
     if plan.left:
-        note(f"as an older patch set or nobody made them, `apply.py apply` brings them: {', '.join(plan.left)}")
+        note(f"no edits, but not as the patches make them; `apply.py apply` brings: {', '.join(plan.left)}")
+    if plan.ignored:
+        note(f"hidden files are no part of an overlay and were left: {', '.join(plan.ignored)}")
 
 
 def _where(target: Target) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from applier.patchset import decode
@@ -30,23 +30,31 @@ class Moved:
         return f"{self.path} is gone; {self.now} has {self.share:.0%} of its lines"
 
 
-def find_moved(tree: Tree, gone: Mapping[str, bytes]) -> dict[str, Moved]:
+def find_moved(tree: Tree, gone: Mapping[str, bytes], known: Collection[str]) -> dict[str, Moved]:
     """For each file that is gone, given with its old content, the one that took it over; none where nothing is like it.
 
-    No file is taken for two, and none that exists under its own name for another.
+    No file is taken for two, and none of `known`, which have the same name in both releases.
     """
     wanted = {path: _lines(data) for path, data in gone.items()}
     best: dict[str, Moved] = {}
     if not wanted:
         return best
     for file in sorted(tree.path("srt").rglob("*.py")):
-        have = _lines(file.read_bytes())
         now = file.relative_to(tree.package).as_posix()
+        if now in known:
+            continue
+        have = _lines(file.read_bytes())
         for path, lines in wanted.items():
             share = len(lines & have) / max(1, len(lines))
             if share >= MENTION and (path not in best or share > best[path].share):
                 best[path] = Moved(path, now, share)
-    return best
+    return {path: found for path, found in best.items() if _first(found, best)}
+
+
+def _first(found: Moved, among: Mapping[str, Moved]) -> bool:
+    """Whether no other file that is gone has a better claim to the same new one."""
+    rivals = [other for other in among.values() if other.now == found.now]
+    return max(rivals, key=lambda other: other.share) is found
 
 
 def _lines(data: bytes) -> set[str]:

@@ -100,8 +100,7 @@ def plan_port(
         raise UsageError(f"a pin can't be named {name!r}: letters, digits, dots, + and - only; say which with --name")
     touched = release.patches.touched
     gone = {path: data for path in touched if tree.read(path) is None and (data := released(path)) is not None}
-    moved = {path: found for path, found in find_moved(tree, gone).items() if found.now not in touched}
-    moved = {path: found for path, found in moved.items() if _first(found, moved)}
+    moved = find_moved(tree, gone, set(touched) - set(gone))
     port = Port(name, release, tree, Fit(), moved, [], [])
     port.fit = fit_patches(release.patches, lambda path: tree.read(port.path(path)), released)
     names = {path: port.path(path) for path in touched}
@@ -115,12 +114,6 @@ def plan_port(
             port.files[path.relative_to(release.pin.folder).as_posix()] = path.read_bytes()
     port.files[REPORT] = report(port).encode()
     return port
-
-
-def _first(found: Moved, among: dict[str, Moved]) -> bool:
-    """Whether no other file that is gone has a better claim to the same new one."""
-    rivals = [other for other in among.values() if other.now == found.now]
-    return max(rivals, key=lambda other: other.share) is found
 
 
 def _write_patches(port: Port) -> None:

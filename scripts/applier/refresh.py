@@ -49,6 +49,7 @@ class Refresh:
     empty: list[str] = field(default_factory=list)
     emptied: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     originals: dict[str, bytes] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -58,6 +59,7 @@ class Refresh:
             "edits": [vars(item) for item in self.taken],
             "empty": self.empty,
             "left": self.left,
+            "ignored": self.ignored,
         }
 
 
@@ -288,6 +290,7 @@ def _write_patches(
 def _refresh_overlay(plan: Refresh, layout: Layout, tree: Tree, release: Release, manifest: Manifest) -> None:
     there = {path.relative_to(tree.package).as_posix() for path in tree.path(HOME).rglob("*") if path.is_file()}
     new = {path for path in there if takes(path)} - set(manifest.overlay) - set(release.overlay)
+    plan.ignored = sorted(path for path in there if any(part.startswith(".") for part in path.split("/")))
     for path in sorted({*manifest.overlay, *release.overlay, *new}):
         now, mine = _blob(tree.read(path)), _blob(release.overlay.get(path))
         recorded = manifest.overlay.get(path)

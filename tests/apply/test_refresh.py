@@ -107,6 +107,8 @@ def test_edits_go_to_the_patch_whose_lines_they_change(applied: Checkout) -> Non
     edit(applied, "srt/beta.py", "line 30 and a half\n", "line 30 and a half\nline 30 and three quarters\n")
     edit(applied, "srt/treeverify/attention/ops.py", "return x", "return x + 1")
     (applied.package / "srt/treeverify/new.py").write_text("NEW = 1\n")
+    editors = applied.package / "srt/treeverify/.new.py.swp"
+    editors.write_text("an editor's")
     trees = tree_hash(applied.root), tree_hash(applied.package)
     run = applied.run("refresh", "--dry-run")
     assert run.returncode == 0 and "would be written: patches/v1/0001-hook.patch" in run.stdout
@@ -114,6 +116,8 @@ def test_edits_go_to_the_patch_whose_lines_they_change(applied: Checkout) -> Non
     assert (tree_hash(applied.root), tree_hash(applied.package)) == trees
 
     told = json.loads(applied.run("refresh", "--json").stdout)
+    assert told["ignored"] == ["srt/treeverify/.new.py.swp"]
+    editors.unlink()
     assert (
         changed(before, sources(applied))
         == set(told["written"])
