@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
+from applier.contract import check_contract, problems_of
 from applier.errors import UsageError
 from applier.fit import CLEAN, CONFLICT, DIFFERS, MERGES, UNKNOWN, UPSTREAM, FileFit, Fit, HunkFit, fit_patches
 from applier.gitinfo import edited_since_commit
@@ -39,6 +40,7 @@ class Drift:
     fit: Fit
     differs: list[tuple[Difference, str]]
     unmerged: str | None
+    contract: list[str]
 
     @property
     def way(self) -> str:
@@ -61,7 +63,9 @@ class Drift:
             found.append(f"held against {nearness(self.tree, self.release.pin)}")
         found += [f"the tree says it is SGLang {version}"] * (version not in (None, self.release.pin.pypi))
         found += [line for item, note in self.differs for line in _fitting(f"{item}{note}")]
-        return found + fit_lines(self.fit, self.release.pin)
+        found += fit_lines(self.fit, self.release.pin)
+        found.append(f"dtype contract: {f'{len(self.contract)} things differ' if self.contract else 'holds'}")
+        return found + [f"  {problem}" for problem in self.contract]
 
     def as_json(self) -> dict[str, Any]:
         pin = self.release.pin
@@ -74,6 +78,7 @@ class Drift:
             "files_touched": near.touched,
             "differs": [vars(item) for item, _ in self.differs],
             "patches": [patch.as_json() for patch in self.fit.patches],
+            "contract": self.contract,
         }
 
 
@@ -101,7 +106,8 @@ def examine(tree: Tree, release: Release, state: State, fetch: bool) -> Drift:
 
     fit = fit_patches(release.patches, tree.read, released)
     differs = [(item, _difference(tree, pin, item)) for item in state.unknown]
-    return Drift(tree, release, fit, differs, wanting[0] if wanting else None)
+    contract = problems_of(check_contract(pin, tree.read))
+    return Drift(tree, release, fit, differs, wanting[0] if wanting else None, contract)
 
 
 def fit_lines(fit: Fit, pin: Pin) -> list[str]:

@@ -12,9 +12,10 @@ import pytest
 from applier.alike import most_alike
 from applier.blob import blob_id
 from applier.fit import CLEAN, CONFLICT, MERGES, UNKNOWN, UPSTREAM, Fit, fit_patches
+from applier.hunks import FilePatch, Hunk
 from applier.layout import Layout
 from applier.nearest import closest_pin, nearness
-from applier.patchset import PatchSet, apply_patches, load_patches
+from applier.patchset import Patch, PatchSet, apply_patches, load_patches
 from applier.pin import Pin, load_pins
 from applier.sidebyside import side_by_side
 from applier.tree import locate
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 MLA = "srt/layers/attention/flashinfer_mla_backend.py"
 DRAFT = "srt/speculative/draft_utils.py"
+LINE = "self.indptr = torch.zeros((size + 1,), dtype=torch.int64)"
 CONTEXT = b"        self.prefill_cuda_graph_metadata = {}  # For verify\n"
 
 
@@ -122,15 +124,21 @@ def test_a_conflict_names_hunk_line_and_both_sides(patches: PatchSet, stock: dic
     assert b"tree_verify.eager(forward_batch)" in fit.content[MLA], "the other hunks go in"
 
 
-def test_a_merge_that_is_no_python_is_a_conflict(patches: PatchSet, stock: dict[str, bytes]) -> None:
-    """git merges by lines; here the patch's line lands inside brackets."""
-    tree = {**stock, DRAFT: stock[DRAFT] + b"x = (\n"}
-    assert states(fit_patches(patches, tree.get, stock.get))["0003"] == CLEAN, "an exact hunk is not judged"
-    before = patches.patches[2].files[0].hunks[0].old
-    at = stock[DRAFT].index("".join(before).encode())
-    cut = stock[DRAFT][:at] + b"\n" + stock[DRAFT][at:].replace(before[-1].encode(), b"    (" + before[-1].encode(), 1)
-    fit = fit_patches(patches, {**stock, DRAFT: cut}.get, stock.get)
-    assert states(fit)["0003"] in (CONFLICT, MERGES) and b"<<<<<<<" not in fit.content[DRAFT]
+def test_a_merge_that_is_no_python_is_a_conflict() -> None:
+    """git merges by lines: here an else is put to an if that the tree has made a with."""
+    body = "".join(f"    step{i}()\n" for i in range(6))
+    release = f"if ready:\n{body}end()\n".encode()
+    hunk = Hunk(
+        6,
+        ("    step4()\n", "    step5()\n", "end()\n"),
+        ("    step4()\n", "    step5()\n", "else:\n", "    wait()\n", "end()\n"),
+    )
+    patches = PatchSet((Patch("1", {}, (FilePatch("f.py", (hunk,)),)),), "")
+    tree = f"import x\n\nwith ready:\n{body}end()\n".encode()
+    fit = fit_patches(patches, {"f.py": tree}.get, {"f.py": release}.get)
+    assert fit.state == CONFLICT and "no valid Python" in fit.patches[0].files[0].why and fit.content["f.py"] == tree
+    still = tree.replace(b"with", b"if")
+    assert fit_patches(patches, {"f.py": still}.get, {"f.py": release}.get).state == MERGES
 
 
 def test_a_file_that_is_gone(patches: PatchSet, stock: dict[str, bytes]) -> None:
@@ -168,25 +176,28 @@ def test_check_tells_patch_by_patch_and_writes_nothing(checkout: Checkout) -> No
     ]
     assert "  0002-more.patch: applies by three-way merge (--3way)" in report
     assert "      hunk 1 at line 31: merges, moved from line 30 to 31" in report
-    assert max(map(len, report)) <= 80
+    assert report[-1] == "  dtype contract: holds" and max(map(len, report)) <= 80
     assert (tree_hash(checkout.root), tree_hash(checkout.package)) == before
 
 
 def test_check_as_json(checkout: Checkout) -> None:
     half = "line 30 and a half\n"
     drifted(checkout, lambda text: text.replace("line 5\n", "line V\n").replace("line 31\n", half + "line 31\n"))
+    alpha = checkout.package / "srt/alpha.py"
+    alpha.write_text(ALPHA.replace("int32", "int64"))
     told = json.loads(checkout.run("check", "--json").stdout)
-    assert (told["ok"], told["exit"], told["pin"], told["files_as_released"]) == (False, 1, "v1", 1)
+    assert (told["ok"], told["exit"], told["pin"], told["files_as_released"]) == (False, 1, "v1", 0)
     assert [(patch["name"], patch["state"]) for patch in told["patches"]] == [
         ("0001-hook.patch", CONFLICT),
         ("0002-more.patch", UPSTREAM),
     ]
-    alpha, beta = told["patches"][0]["files"]
-    assert (alpha["path"], alpha["state"], beta["state"]) == ("srt/alpha.py", CLEAN, CONFLICT)
+    assert told["contract"] == ["srt/alpha.py:6: alpha eager indptr is int64, the contract says int32: " + LINE]
+    first, beta = told["patches"][0]["files"]
+    assert (first["path"], first["state"], beta["state"]) == ("srt/alpha.py", CLEAN, CONFLICT)
     (hunk,) = beta["hunks"]
     assert (hunk["hunk"], hunk["line"]) == (1, 4)
     assert hunk["expected"][1:2] == ["line 5"] and hunk["found"][1] == "line V" and hunk["wanted"][1] == "line five"
-    assert told["differs"][0]["path"] == "srt/beta.py"
+    assert [item["path"] for item in told["differs"]] == ["srt/alpha.py", "srt/beta.py"]
 
 
 def test_what_check_promises_apply_does(checkout: Checkout) -> None:

@@ -240,6 +240,12 @@ def test_hunks_that_changed_meanwhile_are(applied: Checkout) -> None:
     assert "the patches changed since they were applied" in refusal(applied)
 
 
+def test_bytes_that_are_no_text_are_refused(applied: Checkout) -> None:
+    beta = applied.package / "srt/beta.py"
+    beta.write_bytes(beta.read_bytes().replace(b"line five", b"line \xff"))
+    assert "bytes that are no UTF-8" in refusal(applied)
+
+
 def test_an_overlay_file_edited_on_both_sides(applied: Checkout) -> None:
     ours = applied.root / "overlay/srt/treeverify/attention/ops.py"
     ours.write_text(ours.read_text() + "# in the checkout\n")
