@@ -151,7 +151,8 @@ def refuse_edits(state: State) -> None:
     if state.edits:
         raise DriftError(
             "these files were edited since they were applied; nothing was changed. "
-            "Keep the edits elsewhere and `apply.py revert --force` (it saves them first), or undo them by hand",
+            "`apply.py refresh` brings edits into the patches; or keep them elsewhere and `apply.py revert --force` "
+            "(it saves them first), or undo them by hand",
             [str(item) for item in state.edits],
         )
 
