@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
+# PYTHON_ARGCOMPLETE_OK
 """Patches a pinned SGLang release with treeverify. `python3 apply.py --help` lists the commands."""
 
 import sys

@@ -13,18 +13,23 @@ from pathlib import Path
 from applier import bootstrap
 from applier.checkoutfiles import pending, settle
 from applier.errors import ApplierError, UsageError
+from applier.examples import EXIT_CODES, epilog
 from applier.layout import CHECKOUT
 from applier.lock import locked
 from applier.say import note, result_json
+from applier.text import paint
 
-EPILOG = """exit codes: 0 done or nothing to do; 1 drift or conflict, nothing changed (port: the new pin is there, and
-something in it is to be settled); 2 wrong usage or a missing tool;
-3 SGLang's dtypes are not those of the contract; 4 the kernels did not build"""
+COMPLETING = "_ARGCOMPLETE"
+"""Set by the shell when it asks for completions; nothing else costs a thing then."""
 NEEDS_TREE = ("apply", "check", "status", "revert", "refresh", "doctor", "selftest", "serve")
 
 
 def main(arguments: list[str]) -> int:
     """Runs one command; gives the exit code."""
+    if COMPLETING in os.environ:
+        from applier.completion import complete
+
+        complete(_parser())
     options = _parse(_with_default(arguments))
     as_json = getattr(options, "json", False)
     try:
@@ -71,12 +76,22 @@ def _with_default(arguments: list[str]) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="apply.py", description="Patches a pinned SGLang with treeverify, and takes it back.", epilog=EPILOG
+        prog="apply.py",
+        description="Patches a pinned SGLang with treeverify, and takes it back.",
+        epilog=f"apply.py COMMAND --help shows each command with examples.\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, *flags: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text, epilog=EPILOG, allow_abbrev=False)
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=epilog(name),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         if name in NEEDS_TREE:
             sub.add_argument(
                 "--sglang", type=Path, metavar="DIR", help="repository root, its python/, site-packages or package"
@@ -125,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--from", dest="source", required=True, metavar="PIN", help="the pin to start from")
     sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="the other release: like --sglang of apply")
     sub.add_argument("--name", metavar="PIN", help="of the new pin; v and the version that DIR says where left out")
-    command("list", "pins and their patches")
+    command("list", "pins and their patches", "json")
     command("build", "compile the kernels into build/", "arch", "json")
     command("doctor", "what this machine has and what to mend", "json", "python")
     command("selftest", "every kernel on this machine's GPU against the reference (--json, --no-bench)", "python")
@@ -174,7 +189,7 @@ def _refuse(error: ApplierError, as_json: bool) -> int:
     if as_json:
         told = {"ok": False, "exit": error.exit_code, "error": error.message, "details": error.details}
         result_json({**told, **error.data})
-    note(f"error: {error.message}")
+    note(f"{paint('error:', 'bad', sys.stderr)} {error.message}")
     for line in error.details:
         note(f"  {line}")
     return error.exit_code

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from applier import journal
+from applier.advice import advice
 from applier.arch import OLDEST, choose_arches, found_gpus, runs_on, sort_arches
 from applier.bootstrap import ORIGINAL, provide_command
 from applier.checkoutfiles import make_folder
@@ -35,6 +36,7 @@ from applier.release import Release, load_release
 from applier.released import released_file
 from applier.say import note, result, result_json
 from applier.settling import REPORT, unsettled
+from applier.show import list_json, list_text, status_text
 from applier.state import EXIT_OK, Difference, State, inspect, inspect_recorded
 from applier.tree import Tree, locate
 
@@ -96,15 +98,11 @@ def status(options: Namespace) -> int:
     """What a tree is; 0 for clean and applied."""
     target = _target(options)
     state = target.state
+    ways = advice(target.tree, target.release, state, _where(target))
     if options.json:
-        result_json({**state.as_json(), "tree": str(target.tree.package)})
+        result_json({**state.as_json(), "tree": str(target.tree.package), "advice": [vars(way) for way in ways]})
     else:
-        result(f"{target.tree.package}: {state.state} ({state.pin})")
-        for name, kind in state.patches.items():
-            result(f"  {kind:8} {name}")
-        result(f"  kernels  {', '.join(f'sm_{arch} {kind}' for arch, kind in state.kernels.items()) or 'none'}")
-        for line in [*state.reasons, *map(str, state.edits), *map(str, state.unknown)]:
-            result(f"  {line}")
+        result(status_text(str(target.tree.package), state, ways))
     return 0 if state.state in EXIT_OK else 1
 
 
@@ -166,12 +164,11 @@ def port(options: Namespace) -> int:
 
 def list_pins(options: Namespace) -> int:
     """Pins and their patches."""
-    for pin in load_pins(CHECKOUT):
-        release = load_release(CHECKOUT, pin)
-        result(f"{pin.name}{' (default)' if pin.default else ''}: sglang {pin.pypi}, Python {pin.requires_python}")
-        for patch in release.patches.patches:
-            result(f"  {patch.name}: {patch.title}")
-            result(f"    {', '.join(file.path for file in patch.files)}; upstream: {patch.header['Upstream']}")
+    releases = [load_release(CHECKOUT, pin) for pin in load_pins(CHECKOUT)]
+    if options.json:
+        result_json(list_json(releases))
+    else:
+        result(list_text(releases))
     return 0
 
 
@@ -190,10 +187,12 @@ def build_kernels(options: Namespace) -> int:
 
 def doctor(options: Namespace) -> int:
     """What this machine has, and what to mend."""
-    from applier.doctor import examine, render
+    from applier.doctor import examine
+    from applier.doctor_text import render
 
     target = _any_target(options)
-    report = examine(CHECKOUT, target.tree if target else None, target.state if target else None, options.python)
+    tree, state = (target.tree, target.state) if target else (None, None)
+    report = examine(CHECKOUT, tree, state, _where(target) if target else "", options.python)
     if options.json:
         result_json(report)
     else:
@@ -328,10 +327,11 @@ def _say_refreshed(plan: Refresh, pin: Pin, dry_run: bool) -> None:
 
 
 def _where(target: Target) -> str:
-    """The --sglang a further command on this tree needs, ready to paste; nothing for the tree we made."""
-    package = target.tree.package
-    made = made_tree(CHECKOUT, target.release.pin) / "python" / "sglang"
-    return "" if package == made else f" --sglang {shlex.quote(str(package))}"
+    """What tells a further command that this tree is meant, ready to paste; nothing for the tree made by default."""
+    package, pin = target.tree.package, target.release.pin
+    if package != made_tree(CHECKOUT, pin) / "python" / "sglang":
+        return f" --sglang {shlex.quote(str(package))}"
+    return "" if pin.name == choose_pin(CHECKOUT, None).name else f" --pin {shlex.quote(pin.name)}"
 
 
 def _applied(options: Namespace) -> Target:
@@ -339,8 +339,8 @@ def _applied(options: Namespace) -> Target:
     target = _target(options)
     if target.state.state != "applied" or not target.state.kernels:
         what = target.state.state if target.state.state != "applied" else "applied without kernels"
-        advice = f"run `apply.py apply{_where(target)}` first"
-        raise DriftError(f"{target.tree.package} is {what}; {advice}", target.state.reasons)
+        way_out = f"run `apply.py apply{_where(target)}` first"
+        raise DriftError(f"{target.tree.package} is {what}; {way_out}", target.state.reasons)
     gpus = [gpu for gpu in found_gpus() if float(gpu.capability) >= OLDEST]
     unserved = sort_arches([gpu.arch for gpu in gpus if not any(runs_on(arch, gpu) for arch in target.state.kernels)])
     if unserved:

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from applier.arch import OLDEST, Gpu, capability, found_gpus
+from applier import driver
+from applier.arch import OLDEST, Gpu, capability, found_gpus, runs_on
 from applier.errors import UsageError
 from applier.layout import Layout
 from applier.pin import load_pins
@@ -19,105 +22,164 @@ from applier.tree import Tree
 
 PACKAGES = ("torch", "triton", "sglang", "flashinfer-python", "sglang-kernel")
 CUDA_FOR_SM_120 = (12, 8)
-DRIVER_FOR_CUDA_13 = 580
+PATH = "TREEVERIFY_PATH"
+DISABLE = "TREEVERIFY_DISABLE"
 
 _VERSIONS = """\
-import importlib.metadata as m, json, platform, sys
+import importlib.metadata as m, importlib.util as u, json, pathlib, platform, re, sys
 def version(name):
     try: return m.version(name)
     except m.PackageNotFoundError: return None
-print(json.dumps({"python": platform.python_version(), **{n: version(n) for n in sys.argv[1:]}}))
+def cuda():
+    try: text = (pathlib.Path(u.find_spec("torch").origin).parent / "version.py").read_text()
+    except (AttributeError, OSError, TypeError, ValueError): return None
+    found = re.search(r"^cuda[^=\\n]*= *['\\"]([0-9.]+)", text, re.M)
+    return found and found[1]
+print(json.dumps({"python": platform.python_version(), "cuda": cuda(), **{n: version(n) for n in sys.argv[1:]}}))
 """
 
 
-def examine(layout: Layout, tree: Tree | None, state: State | None, python: str) -> dict[str, Any]:
-    """GPUs, tools, packages of the Python that serves, the tree; `mend` lists what is wrong with its remedy."""
-    where = f" --sglang {tree.package}" if tree and not tree.package.is_relative_to(layout.build) else ""
-    mend: list[str] = []
+@dataclass(frozen=True)
+class Mend:
+    """Something wrong: what, how to put it right, and the command for that where there is one."""
+
+    problem: str
+    remedy: str | None = None
+    command: str | None = None
+
+
+def examine(layout: Layout, tree: Tree | None, state: State | None, where: str, python: str) -> dict[str, Any]:
+    """GPUs, tools, packages of the Python that serves, the tree; `mend` lists what is wrong with its remedy.
+
+    `where` is the --sglang that further commands on this tree need.
+    """
+    mend: list[Mend] = []
     gpus = found_gpus()
-    built = list(state.kernels) if state else []
     nvcc = _nvcc(layout, mend)
     host, ninja = find_host_compiler(), find_ninja()
-    report: dict[str, Any] = {
-        "gpus": [{**asdict(gpu), "arch": gpu.arch, "path": _path(gpu), "built": gpu.arch in built} for gpu in gpus],
+    versions = _versions(python, _release(layout, tree, state), bool(gpus), mend)
+    cudas = {"torch": versions.pop("cuda", None), "nvcc": nvcc["version"] if nvcc else None}
+    if state and state.manifest and state.manifest.kernels:
+        cudas["kernels"] = state.manifest.kernels.nvcc
+    rule = driver.needed({name: version for name, version in cudas.items() if version})
+    if not gpus:
+        mend.append(
+            Mend(
+                "no GPU: nvidia-smi finds none",
+                "here the tree can be patched and the kernels built with --arch, not run; on a machine that has one, "
+                "install NVIDIA's driver",
+            )
+        )
+    _check_driver(gpus, rule, mend)
+    _check_gpus(gpus, state, where, mend)
+    if host is None:
+        mend.append(Mend("no C++ compiler, which nvcc needs", None, "apt-get install g++"))
+    if ninja is None:
+        mend.append(Mend("no ninja", "apply fetches it by itself"))
+    _check_tree(tree, state, where, mend)
+    return {
+        "gpus": [
+            {**asdict(gpu), "arch": gpu.arch, "path": _path(gpu), "built": _built(gpu, state) is not None}
+            for gpu in gpus
+        ],
         "driver": gpus[0].driver if gpus else None,
+        "driver_rule": {"for": rule[0], "at_least": rule[1]} if rule else None,
         "nvcc": nvcc,
         "host_compiler": str(host) if host else None,
         "ninja": str(ninja) if ninja else None,
-        "packages": _versions(python, _release(layout, tree, state), mend),
-        "tree": {"path": str(tree.package), "state": state.state, "pin": state.pin} if tree and state else None,
-        "mend": mend,
+        "serving_python": python,
+        "cuda": cudas,
+        "packages": versions,
+        "tree": _tree(tree, state),
+        "mend": [asdict(item) for item in mend],
     }
-    if not gpus:
-        mend.append(
-            "no GPU: nvidia-smi finds none; here the tree can be patched and the kernels built with --arch, not run"
-        )
-    for gpu in gpus:
-        if _path(gpu) == "stock":
-            mend.append(
-                f"{gpu.name} (sm_{gpu.arch}): older than sm_80, our kernels don't run there; SGLang's own are used"
-            )
-        elif built and gpu.arch not in built:
-            mend.append(
-                f"{gpu.name}: no kernels for sm_{gpu.arch} in the tree; run `python3 apply.py apply{where}` here"
-            )
-    if gpus and gpus[0].driver.split(".")[0].isdigit() and int(gpus[0].driver.split(".")[0]) < DRIVER_FOR_CUDA_13:
-        mend.append(f"driver {gpus[0].driver} is older than CUDA 13 needs; install {DRIVER_FOR_CUDA_13} or newer")
-    if host is None:
-        mend.append("no C++ compiler; apt-get install g++")
-    if ninja is None:
-        mend.append("no ninja; apply fetches it by itself")
-    if tree is None:
-        mend.append("no tree yet; `python3 apply.py apply` makes one")
-    elif state and state.state != "applied":
-        mend.append(
-            f"{tree.package} is {state.state}; `python3 apply.py status{where}` says why, "
-            f"`python3 apply.py apply{where}` patches it"
-        )
-    elif state and not state.kernels:
-        mend.append(f"{tree.package} has no kernels; run `python3 apply.py apply{where}` without --no-build")
-    return report
 
 
-def render(report: dict[str, Any]) -> str:
-    """The report for people."""
-    lines = [f"gpu      {gpu['name']}, sm_{gpu['arch']}, {gpu['memory']}: {gpu['path']}" for gpu in report["gpus"]] or [
-        "gpu      none"
-    ]
-    nvcc = report["nvcc"]
-    lines += [
-        f"driver   {report['driver'] or 'none'}",
-        f"nvcc     {nvcc['version']} ({nvcc['origin']}: {nvcc['path']})" if nvcc else "nvcc     none",
-        f"c++      {report['host_compiler'] or 'none'}",
-        f"ninja    {report['ninja'] or 'none'}",
-    ]
-    lines += [f"{name:8} {version or 'not installed'}" for name, version in report["packages"].items()]
-    tree = report["tree"]
-    lines.append(f"tree     {tree['path']}: {tree['state']} ({tree['pin']})" if tree else "tree     none")
-    lines += ["", *(f"mend: {line}" for line in report["mend"])] if report["mend"] else ["", "nothing to mend"]
-    return "\n".join(lines)
+def _tree(tree: Tree | None, state: State | None) -> dict[str, Any] | None:
+    if tree is None or state is None:
+        return None
+    kernels = [{"arch": arch, "state": kind} for arch, kind in state.kernels.items()]
+    return {"path": str(tree.package), "state": state.state, "pin": state.pin, "kernels": kernels}
 
 
 def _path(gpu: Gpu) -> str:
-    """Which kernels a card takes: attention/paths.py asks the library the same."""
+    """Which kernels a card takes: attention/paths.py asks the library the same, under the same variables."""
+    if os.environ.get(DISABLE, "") not in ("", "0"):
+        return f"SGLang's own ({DISABLE} is set)"
     if capability(gpu.arch) < OLDEST:
-        return "stock"
-    return "hopper (wgmma)" if gpu.arch == "90a" else "portable (mma.sync)"
+        return "SGLang's own (older than sm_80)"
+    wanted = os.environ.get(PATH) or "auto"
+    if wanted == "hopper" and gpu.arch != "90a":
+        return f"none ({PATH}=hopper, and this is no Hopper card)"
+    if wanted in ("auto", "hopper") and gpu.arch == "90a":
+        return "hopper (wgmma)"
+    return "portable (mma.sync)"
 
 
-def _nvcc(layout: Layout, mend: list[str]) -> dict[str, str] | None:
+def _built(gpu: Gpu, state: State | None) -> str | None:
+    """The architecture in the tree whose machine code runs on a card."""
+    return next((arch for arch in (state.kernels if state else {}) if runs_on(arch, gpu)), None)
+
+
+def _check_driver(gpus: list[Gpu], rule: tuple[str, int] | None, mend: list[Mend]) -> None:
+    found = driver.branch(gpus[0].driver) if gpus else None
+    if rule and found is not None and found < rule[1]:
+        mend.append(
+            Mend(
+                f"driver {gpus[0].driver} is too old: {rule[0]} needs {rule[1]} or newer",
+                "install a newer driver (https://www.nvidia.com/drivers), or a torch and an nvcc of an older CUDA",
+            )
+        )
+
+
+def _check_gpus(gpus: list[Gpu], state: State | None, where: str, mend: list[Mend]) -> None:
+    told: set[str] = set()
+    for gpu in gpus:
+        if gpu.arch in told:
+            continue
+        told.add(gpu.arch)
+        if capability(gpu.arch) < OLDEST:
+            mend.append(
+                Mend(
+                    f"{gpu.name} (sm_{gpu.arch}) is older than sm_80: our kernels don't run there",
+                    "SGLang's own are used; chains are served, trees are refused",
+                )
+            )
+        elif state and state.kernels and _built(gpu, state) is None:
+            mend.append(
+                Mend(f"no kernels for {gpu.name} (sm_{gpu.arch}) in the tree", None, f"python3 apply.py apply{where}")
+            )
+        elif _path(gpu).startswith("none"):
+            mend.append(Mend(f"{gpu.name}: {_path(gpu)}; the server will refuse to start", None, f"unset {PATH}"))
+
+
+def _check_tree(tree: Tree | None, state: State | None, where: str, mend: list[Mend]) -> None:
+    if tree is None or state is None:
+        mend.append(Mend("no tree yet", "apply makes one from PyPI", "python3 apply.py apply"))
+    elif state.state == "clean":
+        mend.append(Mend(f"{tree.package} is not patched", None, f"python3 apply.py apply{where}"))
+    elif state.state != "applied":
+        command = f"python3 apply.py status{where}"
+        mend.append(Mend(f"{tree.package} is {state.state}", "status says why, and what to do", command))
+    elif not state.kernels:
+        mend.append(Mend(f"{tree.package} has no kernels", None, f"python3 apply.py apply{where}"))
+
+
+def _nvcc(layout: Layout, mend: list[Mend]) -> dict[str, str] | None:
     try:
         nvcc = find_nvcc(layout)
         if nvcc is None:
-            mend.append("no nvcc; apply fetches PyPI's by itself, or set CUDA_HOME to a CUDA 13 toolkit")
+            mend.append(Mend("no nvcc", "apply fetches PyPI's by itself; or set CUDA_HOME to a CUDA 13 toolkit"))
             return None
         version = nvcc.version()
     except UsageError as error:
-        mend.append(error.message)
+        mend.append(Mend(error.message))
         return None
     if tuple(map(int, version.split(".")[:2])) < CUDA_FOR_SM_120:
         first = ".".join(map(str, CUDA_FOR_SM_120))
-        mend.append(f"nvcc {version} is too old for sm_120; set CUDA_HOME to a toolkit of CUDA {first} or newer")
+        mend.append(
+            Mend(f"nvcc {version} is too old for sm_120", f"set CUDA_HOME to a toolkit of CUDA {first} or newer")
+        )
     return {"path": str(nvcc.path), "origin": nvcc.origin, "version": version}
 
 
@@ -132,29 +194,40 @@ def _release(layout: Layout, tree: Tree | None, state: State | None) -> str | No
     return pins.get(state.pin) if state.state in EXIT_OK else None
 
 
-def _versions(python: str, release: str | None, mend: list[str]) -> dict[str, str | None]:
-    """Versions of PACKAGES in that Python, empty where it isn't one; `release` is the tree's SGLang."""
+def _versions(python: str, release: str | None, gpu: bool, mend: list[Mend]) -> dict[str, str | None]:
+    """Versions of PACKAGES and torch's CUDA in that Python, {} where it is none; `release` is the tree's SGLang."""
+    other = "install it, or name another Python with --python EXE"
     try:
         run = subprocess.run(
             [python, "-c", _VERSIONS, *PACKAGES], capture_output=True, text=True, timeout=60, check=True
         )
-        versions: dict[str, str | None] = {name: json.loads(run.stdout)[name] for name in ("python", *PACKAGES)}
+        told = json.loads(run.stdout)
+        versions: dict[str, str | None] = {name: told[name] for name in ("python", *PACKAGES)}
+        versions["cuda"] = told.get("cuda")
     except (OSError, subprocess.SubprocessError) as error:
-        mend.append(f"{python} does not run ({error}); name the Python that serves with --python")
+        mend.append(Mend(f"{python} does not run ({error})", "name the Python that serves with --python EXE"))
         return {}
-    except (ValueError, LookupError, TypeError):
-        mend.append(f"{python} is no Python; name the Python that serves with --python")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        mend.append(Mend(f"{python} is no Python", "name the Python that serves with --python EXE"))
         return {}
+    install = f"{shlex.quote(python)} -m pip install sglang{f'=={release}' if release else ''}"
     missing = [name for name in ("torch", "flashinfer-python", "sglang-kernel") if not versions[name]]
     if missing:
         mend.append(
-            f"{python} has no {', '.join(missing)}; the server needs what the release needs: "
-            f"{python} -m pip install sglang{f'=={release}' if release else ' of the release of the pin'}, "
-            "or --python EXE of the environment that has it"
+            Mend(
+                f"{python} has no {', '.join(missing)}, which the server needs",
+                "SGLang brings what it needs, or name another Python with --python EXE",
+                install,
+            )
         )
+    elif gpu and not versions["cuda"]:
+        mend.append(Mend(f"torch {versions['torch']} in {python} is built without CUDA", other, install))
     if release and versions["sglang"] and versions["sglang"] != release:
         mend.append(
-            f"{python} has sglang {versions['sglang']} and the dependencies of that release, the tree is {release}; "
-            f"{python} -m pip install sglang=={release}, or --python EXE of the environment that has it"
+            Mend(
+                f"{python} has sglang {versions['sglang']} and the dependencies of that release, the tree is {release}",
+                other,
+                install,
+            )
         )
     return versions

@@ -7,6 +7,8 @@ the old release then, and nothing of the new one may be overwritten with them.
 
 from __future__ import annotations
 
+import shlex
+
 from applier.blob import blob_id, file_blob
 from applier.hunks import find, split_lines
 from applier.manifest import Manifest
@@ -69,7 +71,7 @@ def restoring(tree: Tree, pypi: str, paths: list[str]) -> str:
     if tree.git_root is None:
         return f"pip install --force-reinstall --no-deps sglang=={pypi}"
     files = [tree.path(path).relative_to(tree.git_root).as_posix() for path in paths]
-    return f"git -C {tree.git_root} checkout -- {' '.join(files)}"
+    return shlex.join(["git", "-C", str(tree.git_root), "checkout", "--", *files])
 
 
 def _any_hunk(tree: Tree, path: str, patches: PatchSet) -> bool:

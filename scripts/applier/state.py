@@ -12,7 +12,7 @@ from applier.hunks import split_lines, state_of
 from applier.journal import owned, pending
 from applier.layout import CHECKOUT, HOME, JOURNAL, LIBRARY, MANIFEST, ORIGINALS
 from applier.manifest import Manifest, load_manifest
-from applier.overwritten import another_release, patched_release, restoring
+from applier.overwritten import another_release, patched_release
 from applier.patchset import Patch, decode
 from applier.release import Release, known_patches
 from applier.tree import Tree
@@ -113,9 +113,7 @@ def _untouched(tree: Tree, release: Release) -> State:
         state = "clean"
     elif ours and not strays:
         state = "partial"
-        reasons.append(
-            f"patched by treeverify, but its folder {HOME} is gone; restore: {restoring(tree, pin.pypi, ours)}"
-        )
+        reasons.append(f"patched by treeverify, but its folder {HOME} is gone")
     elif strays or set(patches.values()) & {"applied", "partial"}:
         state = "partial"
         reasons.append(f"patched, but without {MANIFEST}: not by this tool, or the manifest was deleted")
@@ -175,8 +173,7 @@ def _patched(
     if foreign:
         state = "drifted"
         reasons.append(
-            "another release of SGLang was put over the patched one; "
-            f"`apply.py revert --force` removes {HOME} and leaves these files as they are: "
+            "another release of SGLang was put over the patched one, and brought these files: "
             + ", ".join(item.path for item in foreign)
         )
     elif edits:
@@ -194,10 +191,10 @@ def _patched(
         reasons.append(f"patched for {manifest.pin}, asked for {release.pin.name}")
     elif manifest.patch_set != release.digest:
         state = "drifted"
-        reasons.append("patched from another version of the patch set; `apply.py apply` brings it up to date")
+        reasons.append("patched from another version of the patch set")
     elif set(kernels.values()) & {"stale", "edited"}:
         state = "drifted"
-        reasons.append("kernels were built from other sources; `apply.py apply` builds them again")
+        reasons.append("kernels were built from other sources")
     else:
         state = "applied"
     if state in ("applied", "drifted") and not foreign:

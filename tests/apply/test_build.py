@@ -157,7 +157,7 @@ def test_gpus_found_choose_the_architectures(checkout: Checkout, tmp_path: Path)
 def test_doctor_names_what_to_mend(checkout: Checkout) -> None:
     run = checkout.run("doctor", "--json", "--python", "/no/such/python")
     report = json.loads(run.stdout)
-    assert run.returncode == 1 and any("--python" in line for line in report["mend"])
+    assert run.returncode == 1 and any("--python" in str(item["remedy"]) for item in report["mend"])
     assert report["nvcc"]["version"].startswith("1") and report["tree"]["state"] == "clean"
     assert set(report) >= {"gpus", "driver", "nvcc", "packages", "tree", "mend"}
 

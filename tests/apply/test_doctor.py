@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor says to mend."""
+"""What doctor finds, what it says to mend, and how it reads."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from applier import driver
 from checkout import Checkout
+
+VERSIONS = {"python": "3.12.0", "cuda": "13.0", "torch": "2.11.0", "triton": "3.6.0", "sglang": "0.5.12.post1"}
+VERSIONS |= {"flashinfer-python": "0.6.11", "sglang-kernel": "0.4"}
 
 
 def program(path: Path, text: str) -> Path:
@@ -18,29 +24,48 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def mend(checkout: Checkout, *arguments: object, **environment: str) -> list[str]:
+def examined(checkout: Checkout, *arguments: object, **environment: str) -> dict[str, Any]:
     run = checkout.run("doctor", "--json", *arguments, **environment)
-    assert run.returncode == 1 and "Traceback" not in run.stderr, run.stderr
-    return [str(line) for line in json.loads(run.stdout)["mend"]]
+    report: dict[str, Any] = json.loads(run.stdout)
+    assert run.returncode == bool(report["mend"]) and not run.stderr, run.stderr
+    return report
+
+
+def mend(checkout: Checkout, *arguments: object, **environment: str) -> list[dict[str, str | None]]:
+    found: list[dict[str, str | None]] = examined(checkout, *arguments, **environment)["mend"]
+    return found
+
+
+def gpus(folder: Path, *cards: str, driver: str = "580.65.06") -> dict[str, str]:
+    """An environment whose nvidia-smi lists cards like "NVIDIA H200, 9.0"."""
+    program(folder / "nvidia-smi", "\n".join(f"echo '{card}, 97887 MiB, {driver}'" for card in cards) or "exit 9")
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def python(folder: Path, **versions: str | None) -> Path:
+    """A Python that has these."""
+    return program(folder / "python", f"echo '{json.dumps({**VERSIONS, **versions})}'")
 
 
 @pytest.mark.parametrize("prints", ["hello", "", "[1]", "7", "{}"])
 def test_a_program_that_is_no_python(checkout: Checkout, tmp_path: Path, prints: str) -> None:
-    python = program(tmp_path / "echo", f"echo '{prints}'")
-    assert f"{python} is no Python; name the Python that serves with --python" in mend(checkout, "--python", python)
+    exe = program(tmp_path / "echo", f"echo '{prints}'")
+    problem = {"problem": f"{exe} is no Python", "remedy": "name the Python that serves with --python EXE"}
+    assert {**problem, "command": None} in mend(checkout, "--python", exe)
 
 
-def test_mend_lines_name_the_tree(checkout: Checkout) -> None:
-    assert any(f"apply.py apply --sglang {checkout.package}" in line for line in mend(checkout))
-    checkout.run("apply", "--no-build")
-    assert any(f"apply.py apply --sglang {checkout.package}`" in line for line in mend(checkout))
+def test_commands_name_the_tree(checkout: Checkout) -> None:
+    for _ in range(2):
+        commands = [item["command"] for item in mend(checkout)]
+        assert f"python3 apply.py apply --sglang {checkout.package}" in commands
+        checkout.run("apply", "--no-build")
 
 
 @pytest.mark.parametrize(("version", "old"), [("12.6.85", True), ("12.8.61", False), ("13.0.88", False)])
 def test_cuda_12_8_has_sm_120(checkout: Checkout, tmp_path: Path, version: str, old: bool) -> None:
     program(tmp_path / "cuda/bin/nvcc", f"echo 'Cuda compilation tools, release {version[:4]}, V{version}'")
-    lines = mend(checkout, CUDA_HOME=str(tmp_path / "cuda"))
-    assert any(f"nvcc {version} is too old for sm_120" in line for line in lines) is old
+    found = mend(checkout, CUDA_HOME=str(tmp_path / "cuda"))
+    assert (f"nvcc {version} is too old for sm_120" in [item["problem"] for item in found]) is old
 
 
 @pytest.mark.parametrize(("installed", "differs"), [("0.5.8", True), ("0.5.12.post1", False), (None, False)])
@@ -48,11 +73,93 @@ def test_a_python_with_another_release(
     checkout: Checkout, tmp_path: Path, installed: str | None, differs: bool
 ) -> None:
     (checkout.package / "_version.py").write_text("__version__ = version = '0.5.12.post1'\n")
-    versions = {"python": "3.12.0", "torch": "2.11.0", "triton": "3.6.0", "sglang": installed}
-    versions |= {"flashinfer-python": "0.6.11", "sglang-kernel": "0.4"}
-    python = program(tmp_path / "python", f"echo '{json.dumps(versions)}'")
-    lines = mend(checkout, "--python", python, PATH=os.environ["PATH"])
-    told = [line for line in lines if "and the dependencies of that release" in line]
+    exe = python(tmp_path, sglang=installed)
+    told = [item for item in mend(checkout, "--python", exe) if "the dependencies of that release" in str(item)]
     assert bool(told) is differs
     if told:
-        assert f"{python} has sglang 0.5.8" in told[0] and f"{python} -m pip install sglang==0.5.12.post1" in told[0]
+        assert f"{exe} has sglang 0.5.8" in str(told[0]["problem"])
+        assert told[0]["command"] == f"{exe} -m pip install sglang==0.5.12.post1"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "nvcc", "found", "least", "users"),
+    [
+        ("13.0", "12.9.1", "575.57.08", 580, "CUDA 13 (torch)"),
+        ("12.8", "13.0.88", "575.57.08", 580, "CUDA 13 (nvcc)"),
+        ("13.0", "13.0.88", "580.65.06", None, "CUDA 13 (torch, nvcc)"),
+        ("12.8", "12.9.1", "535.54", None, "CUDA 12 (torch, nvcc)"),
+        ("12.8", "12.9.1", "520.61.05", 525, "CUDA 12 (torch, nvcc)"),
+    ],
+)
+def test_the_driver_that_cuda_needs(
+    checkout: Checkout, tmp_path: Path, cuda: str, nvcc: str, found: str, least: int | None, users: str
+) -> None:
+    program(tmp_path / "cuda/bin/nvcc", f"echo V{nvcc}")
+    machine = gpus(tmp_path / "smi", "NVIDIA H200, 9.0", driver=found)
+    exe = python(tmp_path, cuda=cuda)
+    report = examined(checkout, "--python", exe, CUDA_HOME=str(tmp_path / "cuda"), **machine)
+    assert report["driver"] == found and report["driver_rule"]["for"] == users
+    told = [item["problem"] for item in report["mend"] if item["problem"].startswith("driver")]
+    assert told == ([f"driver {found} is too old: {users} needs {least} or newer"] if least else [])
+
+
+def test_cuda_that_nobody_knows() -> None:
+    assert driver.needed({}) is None and driver.needed({"torch": "99.1"}) is None
+    assert driver.needed({"torch": "11.8", "nvcc": "99.1"}) == ("CUDA 11 (torch)", 450)
+    assert driver.branch("580.65.06") == 580 and driver.branch("[N/A]") is None
+
+
+def test_a_torch_without_cuda(checkout: Checkout, tmp_path: Path) -> None:
+    exe = python(tmp_path, cuda=None, torch="2.11.0+cpu")
+    for cards in ((), ("NVIDIA H200, 9.0",)):
+        problems = [item["problem"] for item in mend(checkout, "--python", exe, **gpus(tmp_path, *cards))]
+        assert (f"torch 2.11.0+cpu in {exe} is built without CUDA" in problems) is bool(cards)
+
+
+CARDS = ("NVIDIA H200, 9.0", "NVIDIA H200, 9.0", "NVIDIA RTX PRO 6000 Blackwell Server Edition, 12.0", "Tesla T4, 7.5")
+
+
+@pytest.mark.parametrize(
+    ("variables", "paths"),
+    [
+        ({}, ["hopper (wgmma)"] * 2 + ["portable (mma.sync)", "SGLang's own (older than sm_80)"]),
+        ({"TREEVERIFY_PATH": "portable"}, ["portable (mma.sync)"] * 3 + ["SGLang's own (older than sm_80)"]),
+        (
+            {"TREEVERIFY_PATH": "hopper"},
+            ["hopper (wgmma)"] * 2
+            + ["none (TREEVERIFY_PATH=hopper, and this is no Hopper card)", "SGLang's own (older than sm_80)"],
+        ),
+        ({"TREEVERIFY_DISABLE": "1"}, ["SGLang's own (TREEVERIFY_DISABLE is set)"] * 4),
+    ],
+)
+def test_the_kernels_each_card_takes(
+    checkout: Checkout, tmp_path: Path, variables: dict[str, str], paths: list[str]
+) -> None:
+    report = examined(checkout, **gpus(tmp_path, *CARDS), **variables)
+    assert [gpu["path"] for gpu in report["gpus"]] == paths
+    told = [item for item in report["mend"] if "refuse to start" in item["problem"]]
+    assert [item["command"] for item in told] == (["unset TREEVERIFY_PATH"] if "hopper" in variables.values() else [])
+
+
+def test_it_reads_well(checkout: Checkout, tmp_path: Path) -> None:
+    run = checkout.run("doctor", "--python", python(tmp_path, **{"sglang-kernel": None}), **gpus(tmp_path, *CARDS))
+    text = run.stdout
+    assert run.returncode == 1 and not run.stderr
+    assert "  GPU        2 x NVIDIA H200, sm_90a, 97887 MiB\n             kernels: hopper (wgmma)\n" in text
+    assert "sm_120, 97887 MiB\n             kernels: portable (mma.sync)\n" in text
+    assert "  driver     580.65.06; CUDA 13 (" in text and "  torch      2.11.0, CUDA 13.0\n" in text
+    assert "  sgl-kernel not installed\n" in text and f"  {checkout.package}\n  state      clean (v1)\n" in text
+    assert f"\n     python3 apply.py apply --sglang {checkout.package}\n" in text + "\n"
+    assert "\n  1. " in text and f"\n     {tmp_path}/python -m pip install sglang==1.0\n" in text
+    commands = ("python3 apply.py", "-m pip install")
+    long = [line for line in text.splitlines() if len(line) > 80 and not any(word in line for word in commands)]
+    assert all(" " not in line.strip() or str(tmp_path) in line for line in long), long
+
+
+def test_it_reads_the_real_python(checkout: Checkout) -> None:
+    """torch's version file tells its CUDA without importing it; this very Python is the example."""
+    import torch
+
+    report = examined(checkout, "--python", sys.executable)
+    assert str(torch.__version__).startswith(report["packages"]["torch"])
+    assert report["cuda"]["torch"] == torch.version.cuda

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do about a tree in some state: a reason, and the command to paste."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from applier.overwritten import restoring
+from applier.release import Release
+from applier.state import State
+from applier.tree import Tree
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One way on: what it does, and how to type it."""
+
+    text: str
+    command: str
+
+
+def advice(tree: Tree, release: Release, state: State, where: str) -> list[Advice]:
+    """Ways on from a state. `where` is what tells a command which tree is meant: " --sglang DIR", or nothing."""
+
+    def run(text: str, command: str, rest: str = "") -> Advice:
+        return Advice(text, f"python3 apply.py {command}{where}{rest}")
+
+    if state.foreign:
+        return [run("take our files out and leave the other release as it is", "revert", " --force")]
+    if state.state == "applied" and not state.kernels:
+        return [run("build the kernels, without which it cannot serve", "apply")]
+    if state.state == "applied":
+        return [run("start the server", "serve", " -- --model-path MODEL"), run("take it back", "revert")]
+    if state.state == "clean":
+        return [run("patch it", "apply")]
+    if state.state == "edited":
+        return [run("take everything back; copies of the edited files are kept in build/", "revert", " --force")]
+    if state.manifest is not None:
+        return [run("bring it up to date", "apply"), run("or take it back", "revert")]
+    if state.state == "drifted":
+        return [
+            run("see which hunks fit", "check"),
+            run("patch it all the same, if every hunk stands exactly where it should", "apply", " --force"),
+            run("or if the patches merge without conflict", "apply", " --3way"),
+        ]
+    lost = state.ours or [item.path for item in state.unknown]
+    restore = [Advice("restore the release's files first", restoring(tree, release.pin.pypi, lost))] if lost else []
+    return [*restore, run("patch it, once nothing is in the way", "apply")]
