@@ -53,9 +53,8 @@ def main(arguments: list[str]) -> int:
 
     try:
         pin = choose_pin(CHECKOUT, options.pin)
-        touched = {file.path for patch in load_patches(pin).patches for file in patch.files}
         tree = locate(options.sglang)
-        report = lint(tree.package, load_config(pin.folder), sorted(touched))
+        report = lint(tree.package, load_config(pin.folder), load_patches(pin).touched)
     except ApplierError as error:
         note("\n  ".join([f"error: {error.message}", *error.details]))
         return error.exit_code

@@ -36,7 +36,7 @@ from applier.release import Release, load_release
 from applier.released import released_file
 from applier.say import note, result, result_json
 from applier.settling import REPORT, unsettled
-from applier.show import list_json, list_text, status_text
+from applier.show import list_json, list_text, status_text, ways_text
 from applier.state import EXIT_OK, Difference, State, inspect, inspect_recorded
 from applier.tree import Tree, locate
 
@@ -112,9 +112,11 @@ def revert(options: Namespace) -> int:
     with _writing(tree):
         manifest = load_manifest(tree)
         if manifest is None:
-            state = _inspected(tree, closest_pin(tree, load_pins(CHECKOUT))).state
-            if state.state != "clean":
-                raise DriftError(f"{tree.package} has no manifest, so there is nothing to take back by", state.reasons)
+            found = _inspected(tree, closest_pin(tree, load_pins(CHECKOUT)))
+            if found.state.state != "clean":
+                ways = advice(tree, found.release, found.state, _where(found)) if found.state.ours else []
+                details = [*found.state.reasons, *ways_text(ways)[1:]]
+                raise DriftError(f"{tree.package} has no manifest, so there is nothing to take back by", details)
             result(f"{tree.package}: nothing to revert")
             return 0
         state = inspect_recorded(tree, manifest)

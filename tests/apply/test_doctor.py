@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,8 +161,9 @@ def test_it_reads_well(checkout: Checkout, tmp_path: Path) -> None:
 
 def test_it_reads_the_real_python(checkout: Checkout) -> None:
     """torch's version file tells its CUDA without importing it; this very Python is the example."""
-    import torch
-
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    told = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
     report = examined(checkout, "--python", sys.executable)
-    assert str(torch.__version__).startswith(report["packages"]["torch"])
-    assert report["cuda"]["torch"] == torch.version.cuda
+    assert report["packages"]["torch"] == importlib.metadata.version("torch")
+    assert report["cuda"]["torch"] == told["cuda"]

@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import capture_lint
 import pytest
 from applier.errors import UsageError
 from applier.layout import CHECKOUT
@@ -52,7 +53,7 @@ def config(pin: Pin) -> Config:
 
 @pytest.fixture(scope="module")
 def touched(pin: Pin) -> list[str]:
-    return sorted({file.path for patch in load_patches(pin).patches for file in patch.files})
+    return load_patches(pin).touched
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,12 @@ def test_what_is_put_into_the_overlay_is_found(
     patched_tree: Path, tmp_path: Path, config: Config, touched: list[str], patched: Report
 ) -> None:
     """Negative control: one forbidden call in each of several files, deep below the entries."""
-    package = Path(shutil.copytree(patched_tree / "sglang", tmp_path / "sglang", symlinks=True))
+    package = tmp_path / "sglang"
+    (package / "srt").mkdir(parents=True)
+    for path in [*(patched_tree / "sglang").iterdir(), *(patched_tree / "sglang/srt").iterdir()]:
+        if path.name not in ("srt", "treeverify"):
+            (package / path.relative_to(patched_tree / "sglang")).symlink_to(path)
+    shutil.copytree(patched_tree / "sglang/srt/treeverify", package / "srt/treeverify")
     for name, (before, call, _) in HURTS.items():
         file = package / "srt/treeverify" / name
         text = file.read_text()
@@ -172,12 +178,17 @@ def test_report_for_people(stock: Report, patched: Report) -> None:
         assert len(line) <= 80 or " " not in line.strip(), "only a path may have no place to break"
 
 
-def test_report_for_scripts(patched_tree: Path, patched: Report) -> None:
-    command = [sys.executable, CHECKOUT.root / "scripts/capture_lint.py", "--sglang", patched_tree, "--json"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
-    report = json.loads(shown.stdout)
-    assert shown.returncode == 0 and report["ok"] and report["patched"] and not report["findings"]
+def test_report_for_scripts(patched_tree: Path, patched: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    assert capture_lint.main(["--sglang", str(patched_tree), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and report["patched"] and not report["findings"]
     assert report["followed"] == patched.followed
     one = next(one for one in report["allowed"] if one["function"] == "DraftTree.walk")
     assert one["rule"] == "host-read" and one["reason"] and one["path"][0]["function"].startswith("DDTreeWorker.")
     assert one["path"][-1]["line"] and one["why"]
+
+
+def test_wrong_usage_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, CHECKOUT.root / "scripts/capture_lint.py", "--sglang", tmp_path]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and run.stderr.startswith("error: ") and "no sglang package there" in run.stderr
