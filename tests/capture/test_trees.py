@@ -100,6 +100,7 @@ def test_the_overlay_is_followed_to_its_launches(patched: Report) -> None:
     wanted |= {f"ddtree/head_ops.py::_{op}_cuda" for op in ("lists", "merge")}
     wanted |= {"attention/launch.py::launch", "attention/verifier.py::Verifier.replay", "ddtree/sampling.py::predict"}
     wanted |= {"attention/verifier.py::Verifier.refresh", "ddtree/budget/acceptance.py::Acceptance.observe"}
+    wanted |= {"ddtree/draft_pass.py::DraftPass.__call__", "ddtree/draft_kv.py::DraftKV._write"}
     assert wanted <= followed, wanted - followed
 
 
