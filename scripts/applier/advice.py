@@ -28,7 +28,7 @@ def advice(tree: Tree, release: Release, state: State, where: str) -> list[Advic
     if state.foreign:
         return [run("take our files out and leave the other release as it is", "revert", " --force")]
     if state.state == "applied" and not state.kernels:
-        return [run("build the kernels, without which it cannot serve", "apply")]
+        return [run("build the kernels, without which it cannot serve", "apply"), run("take it back", "revert")]
     if state.state == "applied":
         return [run("start the server", "serve", " -- --model-path MODEL"), run("take it back", "revert")]
     if state.state == "clean":

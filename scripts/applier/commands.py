@@ -306,8 +306,8 @@ def _say_applied(target: Target, plan: Plan, kernels: Built | Kernels | None, ch
     arches = ", ".join(f"sm_{arch}" for arch in kernels.arches) if kernels else "none (--no-build)"
     result(f"{package}: patched for {pin.name}")
     result(f"  {len(target.release.patches.patches)} patches in {len(plan.patched)} files, kernels: {arches}")
-    where = _where(target)
-    result(f"  serve: python3 apply.py serve{where} -- --model-path …    undo: python3 apply.py revert{where}")
+    state = _inspected(target.tree, pin).state
+    result("\n".join(ways_text(advice(target.tree, target.release, state, _where(target)))[1:]))
 
 
 def _say_refreshed(plan: Refresh, pin: Pin, dry_run: bool) -> None:

@@ -282,7 +282,7 @@ class Expressions(Tests):
                 return Value(HOST.where, sequence=True, item=element(args[-1]) if args else None)
             case "map":
                 return Value(HOST.where, sequence=True, item=UNKNOWN)
-            case "next":
+            case "next" | "sum":
                 return element(first)
             case "range":
                 return Value(HOST.where, sequence=True, item=HOST)

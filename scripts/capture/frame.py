@@ -86,6 +86,9 @@ class Frame(Expressions):
             return self.run(body if truth else other, env)
         if _refuses(body):
             return self.run(other, env)
+        if other and _refuses(other):
+            self.narrow(test, env)
+            return self.run(body, env)
         left, right = dict(env), dict(env)
         self.narrow(test, left)
         alive = [branch for branch, stays in ((left, self.run(body, left)), (right, self.run(other, right))) if stays]
@@ -128,8 +131,6 @@ class Frame(Expressions):
             bound = alias.asname or (alias.name.split(".")[0] if isinstance(node, ast.Import) else alias.name)
             found = self.walker.project.imported(self.module, node, bound)
             env[bound] = self.walker.known.of_named(found, self.module, bound)
-
-
 
 
 def _merge(env: Env, branches: list[Env]) -> None:

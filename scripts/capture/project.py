@@ -217,11 +217,11 @@ class Project:
 
     def method(self, cls: ClassRef, name: str, above: ClassRef | None = None) -> FunctionRef | None:
         """The method that an object of the class has under a name; as super() in `above` finds it."""
-        skipped = above is not None
+        order = self.bases(cls)
+        nearest = order.index(above) + 1 if above in order else 0
         for one, member in self.members(cls, name):
-            if not skipped and isinstance(member, FunctionRef):
+            if isinstance(member, FunctionRef) and order.index(one) >= nearest:
                 return member
-            skipped = skipped and above is not None and one.place != above.place
         return None
 
     def assigned(self, cls: ClassRef, name: str) -> Iterator[Store]:

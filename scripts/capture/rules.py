@@ -31,8 +31,8 @@ NONZERO = frozenset(
     "nonzero argwhere masked_select unique unique_consecutive bincount masked_scatter combinations".split()
 )
 SCALARS = frozenset(("int", "float", "bool", "complex", "round"))
-WALKS = frozenset(("any", "all", "min", "max", "sum", "sorted", "set"))
-"""Builtins that look at the content of a tensor's elements one by one."""
+WALKS = frozenset(("any", "all", "min", "max", "sorted"))
+"""Builtins that compare tensors, or the elements of one."""
 SIZED = frozenset(
     "empty zeros ones full arange rand randint randn linspace new_empty new_zeros new_ones new_full view reshape "
     "expand split narrow repeat tile resize_ repeat_interleave".split()
@@ -55,8 +55,10 @@ def of_call(call: Call) -> Iterator[str]:
     if call.dotted in ("torch.equal", "torch.allclose", "torch.is_nonzero", "numpy.array", "numpy.asarray"):
         if any(one.device for one in values):
             yield "host-read"
-    if receiver is None and not call.torch and name in SCALARS | WALKS | {"range"} and any(v.device for v in values):
-        yield "size" if name == "range" else "host-read"
+    if receiver is None and not call.dotted:
+        compared = [one.item for one in values if one.sequence and one.item] if name in WALKS else []
+        if name in SCALARS | WALKS | {"range"} and any(one.device for one in [*values, *compared]):
+            yield "size" if name == "range" else "host-read"
     if name in ("synchronize", "empty_cache") and (receiver is None or not receiver.tensor):
         yield "synchronize"
     if name in NONZERO and (unread if receiver is not None else bool(call.torch)):

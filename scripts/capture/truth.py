@@ -65,7 +65,7 @@ class Tests(ABC):
                 for part in parts:
                     truths.append(self.truth(part, env))
                     if truths[-1] is ends:
-                        return ends if truths[-1] is not None else None
+                        return ends
                 return (not ends) if all(truth is (not ends) for truth in truths) else None
             case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]):
                 its = self.value(left, env)

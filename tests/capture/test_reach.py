@@ -75,12 +75,19 @@ class Helper:
         return t.item()
 
 
-class Derived(Base):
+class Between(Base):
+    pass
+
+
+class Derived(Between):
     def step(self, t: torch.Tensor, other=None):
         super().step(t, other)
 
     def hook(self, t):
         return t.item()
+
+    def upwards(self, t):
+        return super().inherited(t)
 """
 
 
@@ -89,6 +96,7 @@ class Derived(Base):
     [
         ("self.inherited(t)", "t.cpu()"),
         ("self.hook(t)", "t.item()"),
+        ("self.upwards(t)", "t.cpu()"),
         ("self.helper.read(t)", "t.item()"),
         ("self.left.read(t)", "t.item()"),
         ("self.helper(t)", "t.item()"),
