@@ -25,6 +25,13 @@ Become = Callable[[Checkout], None]
 OVERLAY = "srt/treeverify/attention/ops.py"
 
 
+@pytest.fixture(autouse=True)
+def no_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine that runs the tests wants of colours."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def too_long(text: str) -> list[str]:
     """Lines over 80 columns that could have been shorter: commands to paste and words without a space may stick out."""
     commands = re.compile(r"\s*(python3 apply.py|git|pip|\S+ -m pip) ")
