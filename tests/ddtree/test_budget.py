@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from treeverify.ddtree.budget.acceptance import KEPT, Acceptance
 from treeverify.ddtree.budget.choose import SLACK, best, rates
-from treeverify.ddtree.budget.controller import LOOK_UP, TRY_WIDER, Budget
+from treeverify.ddtree.budget.controller import LISTEN, TRY_WIDER, Budget
 from treeverify.ddtree.budget.curve import Costs, Curve, isotonic
 from treeverify.ddtree.budget.measure import LIMIT_S, contexts_up_to, schedule
 from treeverify.ddtree.budget.rest import EVERY, FIRST, Rest
@@ -196,11 +196,11 @@ def test_wider_trees_are_heard_of_and_tried_where_they_may_be_worth_it():
     budget = Budget(CURVE, clock=lambda: clock[0], believed=[2.0, 2.5])
     widths = steps(budget, clock, 10 * TRY_WIDER)
     assert widths[FIRST:].count(16) == 10
-    looked = []
-    for _ in range(8 * LOOK_UP):
+    listened = []
+    for _ in range(8 * LISTEN):
         steps(budget, clock, 1)
-        looked.append(budget.looks_up)
-    assert looked.count(True) == 8
+        listened.append(budget.listens)
+    assert listened.count(True) == 8
     hopeless = Budget(CURVE, clock=lambda: clock[0], believed=[2.0, 2.0])
     assert steps(hopeless, clock, 10 * TRY_WIDER)[FIRST:].count(16) == 0
 

@@ -79,10 +79,10 @@ class Simulation:
         for _ in range(count):
             width = self.budget.begin(self.bs, 1024 * self.bs)
             some = self.draw.choices(drawn, k=self.bs)
-            seen = WIDTHS[-1] if self.budget.looks_up else width
-            promise = [sum(column) / self.bs for column in zip(*(one.promise[:seen] for one in some), strict=True)]
-            paths = [Path(width, [node for node in one.nodes if node < width], []) for one in some]
-            self.budget.observe(paths, promise)
+            if self.budget.listens:
+                promise = [sum(column) / self.bs for column in zip(*(one.promise for one in some), strict=True)]
+                paths = [Path(width, [node for node in one.nodes if node < width], []) for one in some]
+                self.budget.observe(paths, promise)
             self.now += self.passes[WIDTHS.index(width)] + self.rest * self.draw.uniform(0.9, 1.1)
             widths.append(width)
         return widths

@@ -23,6 +23,9 @@ CONTEXTS = (1024, 16384, 65536)
 STEPS, RUNS = 96, 4
 """Tokens a run, and runs a cell, of which the median is kept."""
 
+WARM_UP, LEARN = 8, 192
+"""Tokens before the first run of a cell; of a server that adapts, to the cell's context and batch."""
+
 ONE_CHUNK = 1 << 20
 """Tokens a chunk of the answer: none between the first token and the end."""
 
@@ -56,15 +59,18 @@ def step_ms(answers: Sequence[Answer]) -> float:
     return 1e3 * (last.seconds[-1] - last.seconds[0]) / last.steps
 
 
-def measure(engine: Any, cell: Cell, log: Tail) -> Row:
+def measure(engine: Any, cell: Cell, log: Tail, warm_up: int = WARM_UP) -> Row:
     """Times a cell.
+
+    Args:
+        warm_up: tokens before the first run.
 
     Returns:
         step_ms: the median of `runs_ms`; raw_tokens_per_step: of the random drafter; scheduler_step_ms, nodes,
         stages_ms and graph: from the server's own log, see decode_log.Summary.
     """
     inputs = [prompt(cell.context, number) for number in range(cell.bs)]
-    ask(engine, inputs, 8, 0.0, ONE_CHUNK)
+    ask(engine, inputs, warm_up, 0.0, ONE_CHUNK)
     log.read()
     runs = [ask(engine, inputs, STEPS + 1, 0.0, ONE_CHUNK) for _ in range(RUNS)]
     times = [step_ms(answers) for answers in runs]

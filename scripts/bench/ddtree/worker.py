@@ -70,7 +70,7 @@ def measure(server: Server, store: Store, engine: Any, args: argparse.Namespace)
         if server.stage == "acceptance":
             row = acceptance.measure(engine, inputs, point)
         else:
-            row = speed.measure(engine, point, log)
+            row = speed.measure(engine, point, log, speed.LEARN if server.mode.adapts else speed.WARM_UP)
         row |= failure(server, row, complaints.read())
         store.add(label | rounded(row) | {"seconds": round(time.time() - begin, 1)})
     return 0

@@ -39,7 +39,7 @@ def decode(widths: list[int], seed: int) -> dict[str, Any]:
 
     class Watched(Alternating):
         def observe(self, paths: Any, promise: Any) -> None:
-            seen.append((self.width, self.looks_up, len(promise), max(path.nodes[-1] for path in paths)))
+            seen.append((self.width, self.listens, len(promise), max(path.nodes[-1] for path in paths)))
             super().observe(paths, promise)
 
     trees = TreeBatch(
@@ -79,10 +79,10 @@ def decode(widths: list[int], seed: int) -> dict[str, Any]:
         while len(text) < len(req.origin_input_ids) + len(req.output_ids):
             text.append(int(trees.table[text[-2], text[-1]].argmax()))
         wrong += [] if text == req.origin_input_ids + req.output_ids else [f"{req.rid} differs from the target alone"]
-    for width, looks_up, promised, last in seen:
-        wrong += [] if promised == (widths[-1] if looks_up else width) else ["promise of another width"]
+    for width, listens, promised, last in seen:
+        wrong += [] if listens and promised == widths[-1] else ["promise of another width"]
         wrong += [] if last < width else ["a path past its tree"]
-    return {"wrong": wrong, "seen": len(seen), "steps": count, "looked": sum(s[1] for s in seen),
+    return {"wrong": wrong, "seen": len(seen), "steps": count,
             "tokens": budget._acceptance.tokens()}  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def decode(widths: list[int], seed: int) -> dict[str, Any]:
 def test_output_and_pool_are_the_same_while_widths_alternate(patched: Worker, widths: list[int], seed: int) -> None:
     found = patched(decode, widths=widths, seed=seed)
     assert found["wrong"] == []
-    assert found["seen"] == found["steps"] > 10 and found["looked"] > 0
+    assert found["seen"] == found["steps"] // 8 > 0
     assert found["tokens"] == sorted(found["tokens"]) and found["tokens"][0] > 1.2
 
 

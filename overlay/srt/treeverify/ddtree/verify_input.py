@@ -38,9 +38,9 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     """The target's."""
     stats: Stats | None = None
     budget: Budget | None = None
-    """Learns from the step, where widths are chosen."""
+    """Learns from the step, where widths are chosen and it listens."""
     promise: torch.Tensor | None = None
-    """fp32 [bs, >= n]: scores of these trees or of larger ones, for the budget."""
+    """fp32 [bs, >= n]: scores of these trees or of larger ones, where the budget listens."""
     committed: torch.Tensor | None = None
     """int64 [sum of lengths]: positions of the tokens that verify() committed, which are in batch.out_cache_loc."""
 
@@ -79,7 +79,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         predicted = predict(logits_output, batch.sampling_info, self.tree, self.sampler)
         paths, promise = self.tree.walk(predicted, self.promise)
         self.stats.mark("walk")
-        if self.budget is not None:
+        if self.budget is not None and self.promise is not None:
             self.budget.observe(paths, promise)
         think_end = batch.model_config.think_end_id
         commits = [accept(req, path, think_end) for req, path in zip(batch.reqs, paths, strict=True)]

@@ -193,8 +193,9 @@ class DDTreeWorker(DFlashWorker):
         promise = None
         if adaptive:
             adaptive.graphs.switch(width)
-            looks_up = adaptive.budget.looks_up and width < self._width
-            promise = (DraftTree.build(candidates, root, prefix_lens, self._width) if looks_up else tree).scores
+            if adaptive.budget.listens:
+                narrow = width < self._width
+                promise = (DraftTree.build(candidates, root, prefix_lens, self._width) if narrow else tree).scores
         self._steps += 1
         if self._checks_ranks:
             ranks.check_trees(tree, self._steps)

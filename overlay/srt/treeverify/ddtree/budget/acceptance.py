@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..tree import Path
 
-RECENT = 1 / 16
+RECENT = 1 / 8
 """Weight of a step in the mean promise."""
 
-KEPT = 1 / 128
+KEPT = 1 / 32
 """Weight of a step in the share of the promise that is kept: noisier than the promise, and slower to change."""
 
-FORGOTTEN = 1 / 1024
+FORGOTTEN = 1 / 128
 """How fast the share of a rung is forgotten while it is not verified: the drafter is believed again, and tried."""
 
 PRIOR = 1.0

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from ..tree import Path
     from .curve import Curve
 
-LOOK_UP = 4
-"""One step in so many builds the largest tree too, to hear its promise."""
+LISTEN = 8
+"""One step in so many is learned from: it builds the largest trees too, to hear their promise."""
 
 TRY_WIDER, WORTH_TRYING = 64, 0.8
-"""One step in so many of a batch size verifies the next wider trees, where they seem at least this good."""
+"""One step in so many of a batch size, a multiple of LISTEN, verifies the next wider trees, where they seem at least this
+good."""
 
 
 class _Step(NamedTuple):
@@ -54,8 +55,8 @@ class Budget:
         self.widths = curve.widths
         self.width = self.widths[-1]
         """Nodes of this step's trees."""
-        self.looks_up = False
-        """Whether this step's promise is to be the largest trees'."""
+        self.listens = False
+        """Whether this step is to be observed, with the promise of the largest trees."""
         self._curve, self._clock, self._believed = curve, clock, believed
         self._acceptance, self._rest = Acceptance(self.widths), Rest(agree)
         self._current: dict[int, int] = {}
@@ -81,7 +82,7 @@ class Budget:
         self._steps[bucket] += 1
         self._step = _Step(bucket, rung, passes[rung], now)
         self.width = self.widths[rung]
-        self.looks_up = self._steps[bucket] % LOOK_UP == 0
+        self.listens = self._steps[bucket] % LISTEN == 0
         return self.width
 
     def pause(self) -> None:
@@ -89,7 +90,7 @@ class Budget:
         self._step = None
 
     def observe(self, paths: Sequence[Path], promise: Sequence[float]) -> None:
-        """What the target took of this step's trees; see Acceptance.observe."""
+        """What the target took of this step's trees, where it listens; see Acceptance.observe."""
         self._acceptance.observe(self.width, paths, promise)
 
     def choose(self, bs: int, bucket: int, passes: Sequence[float]) -> int:
