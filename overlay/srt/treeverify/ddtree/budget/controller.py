@@ -24,8 +24,8 @@ LISTEN = 8
 """One step in so many is learned from: it builds the largest trees too, to hear their promise."""
 
 TRY_WIDER, WORTH_TRYING = 64, 0.8
-"""One step in so many of a batch size, a multiple of LISTEN, verifies the next wider trees, where they seem at least this
-good."""
+"""One step in so many of a batch size (a multiple of LISTEN) verifies the next wider trees, where they seem at least
+this good."""
 
 
 class _Step(NamedTuple):
