@@ -4,6 +4,7 @@
 
     python3 scripts/run_tests.py [pytest arguments]
 
+The whole suite runs in a process a core, up to four; in one where there is a GPU, and where files or -n are given.
 Where the running interpreter has everything already, it is used as it is.
 """
 
@@ -18,6 +19,7 @@ if sys.version_info < (3, 10):  # noqa: UP036
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from applier import bootstrap
+from applier.arch import found_gpus
 from applier.errors import UsageError
 from applier.layout import CHECKOUT
 from applier.requirements import satisfied
@@ -25,6 +27,7 @@ from applier.say import note
 from applier.toolchain import provide_host_compiler
 
 TORCH = "torch==2.13.0"
+MOST_WORKERS = 4  # each may hold two processes with SGLang in them, about 1 GB apiece
 OWN = CHECKOUT.root / "tests" / "requirements.txt"
 SGLANG = CHECKOUT.root / "tests" / "requirements-sglang.txt"  # a closed list: installed without looking at dependencies
 
@@ -39,7 +42,23 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     os.chdir(CHECKOUT.root)
     path = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")])
-    os.execve(python, [python, "-m", "pytest", *arguments], {**os.environ, "PATH": path})
+    workers = _workers(arguments)
+    environment = {**os.environ, "PATH": path}
+    if workers > 1:
+        arguments = ["-n", str(workers), *arguments]
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // workers)))
+    os.execve(python, [python, "-m", "pytest", *arguments], environment)
+
+
+def _workers(arguments: list[str]) -> int:
+    """How many processes share the tests; one card serves one at a time."""
+    chosen = any(argument.startswith(("-n", "--dist", "--pdb", "--co")) for argument in arguments)
+    named = any(Path(argument.split("::")[0]).exists() for argument in arguments)
+    return 1 if chosen or named or found_gpus() else min(_cores(), MOST_WORKERS)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _python() -> str:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from applier.layout import CHECKOUT, cache_dir
@@ -14,9 +15,34 @@ from applier.lock import locked
 from applier.obtain import fetch_wheel, unpack_release
 from applier.pin import Pin, choose_pin
 
+LONGEST = ("patches", "kit/test_training.py", "kit/test_acceptance.py", "apply/test_bootstrap.py")
+"""Where tests run side by side these begin. Those of patches share two processes that have SGLang imported."""
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips gpu tests, with the reason shown, where torch has no GPU."""
+
+def _group(nodeid: str) -> str:
+    """What one process runs: a file, or all of patches/."""
+    file = nodeid.partition("::")[0].removeprefix("tests/")
+    return "patches" if file.startswith("patches/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`-n` hands out groups, in the order of collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips gpu tests, with the reason shown, where torch has no GPU. With `-n` the longest groups come first."""
+    if hasattr(config, "workerinput"):
+        last = len(LONGEST)
+        items.sort(key=lambda item: LONGEST.index(g) if (g := _group(item.nodeid)) in LONGEST else last)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

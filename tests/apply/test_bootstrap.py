@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,14 +61,6 @@ def test_a_python_that_has_everything_is_used_as_it_is(checkout: Checkout) -> No
     assert not (checkout.root / "build").exists()
 
 
-def test_a_half_made_environment_is_made_again(checkout: Checkout, bare: str) -> None:
-    half = checkout.root / "build/venv-apply/bin/python"
-    half.parent.mkdir(parents=True)
-    half.write_text("not a program")
-    assert run(checkout, bare, "check").returncode == 0
-    assert (half.parent.parent / bootstrap.STAMP).is_file()
-
-
 @pytest.fixture
 def other(tmp_path: Path) -> str:
     """Another interpreter: the same Python as an installation of its own, with another base prefix."""
@@ -103,10 +96,23 @@ HAD = "pip"  # a requirement that a new environment meets
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
 
 
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete environment with HAD, to be copied: making one takes seconds."""
+    folder = tmp_path_factory.mktemp("whole") / "venv"
+    made = make(sys.executable, folder, HAD)
+    assert made.returncode == 0 and "setting up" in made.stderr, made.stderr
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, alone in a folder."""
+    return Path(shutil.copytree(whole, tmp_path / "made/venv", symlinks=True))
+
+
 @pytest.mark.parametrize("stamp", [None, "python 3.10 /somewhere/else\n"], ids=["new", "an older checkout's stamp"])
-def test_an_environment_serves_whatever_interpreter_asks(other: str, tmp_path: Path, stamp: str | None) -> None:
-    folder = tmp_path / "made/venv"
-    assert make(sys.executable, folder, HAD).returncode == 0
+def test_an_environment_serves_whatever_interpreter_asks(other: str, folder: Path, stamp: str | None) -> None:
     if stamp:
         (folder / bootstrap.STAMP).write_text(stamp + HAD)
     before = tree_hash(folder)
@@ -116,9 +122,7 @@ def test_an_environment_serves_whatever_interpreter_asks(other: str, tmp_path: P
     assert tree_hash(folder) == before
 
 
-def test_an_environment_is_kept_until_the_new_one_is_complete(tmp_path: Path) -> None:
-    folder = tmp_path / "made/venv"
-    assert make(sys.executable, folder, HAD).returncode == 0
+def test_an_environment_is_kept_until_the_new_one_is_complete(folder: Path) -> None:
     before = tree_hash(folder)
     failed = make(sys.executable, folder, "no-such-package==1", **OFFLINE)
     assert failed.returncode == 1 and "could not install no-such-package" in failed.stderr
@@ -131,9 +135,16 @@ def test_an_environment_is_kept_until_the_new_one_is_complete(tmp_path: Path) ->
     assert tree_hash(folder) == before and not aside.exists()
 
 
-def test_an_environment_whose_interpreter_is_gone_is_made_again(tmp_path: Path) -> None:
-    folder = tmp_path / "made/venv"
+def test_a_half_made_environment_is_made_again(folder: Path) -> None:
+    (folder / bootstrap.STAMP).unlink()
+    (folder / "bin/python").unlink()
+    (folder / "bin/python").write_text("not a program")
     assert make(sys.executable, folder, HAD).returncode == 0
+    assert (folder / bootstrap.STAMP).is_file()
+    assert subprocess.run([folder / "bin/python", "-c", "import pip"], check=False).returncode == 0
+
+
+def test_an_environment_whose_interpreter_is_gone_is_made_again(folder: Path, tmp_path: Path) -> None:
     for link in (folder / "bin").glob("python*"):
         link.unlink()
         link.symlink_to(tmp_path / "gone")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The applier answers at once on the real release. The best of some runs counts: the machine may have other work."""
+"""The applier answers at once on the real release. One run of some must: the machine may have other work."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def seconds(tree: Path, *arguments: str) -> float:
 
 
 def test_check_takes_a_second(pristine: Path) -> None:
-    assert min(seconds(pristine, "check") for _ in range(8)) <= 1.0
+    assert any(seconds(pristine, "check") <= 1.0 for _ in range(8))
 
 
 def test_apply_without_build_takes_three(sglang_tree: Path) -> None:
-    taken = []
     for _ in range(3):
-        taken.append(seconds(sglang_tree, "apply", "--no-build"))
+        taken = seconds(sglang_tree, "apply", "--no-build")
         seconds(sglang_tree, "revert")
-    assert min(taken) <= 3.0
+        if taken <= 3.0:
+            return
+    raise AssertionError(f"{taken:.1f} s at the third attempt")
