@@ -58,7 +58,7 @@ def apply_hunks(patch: FilePatch, lines: list[str]) -> list[str]:
     done = 0
     for number, hunk in enumerate(patch.hunks, 1):
         at = hunk.start - 1 if hunk.old else hunk.start
-        if at < done or tuple(lines[at : at + len(hunk.old)]) != hunk.old:
+        if at < done or not _fits(hunk, lines, at):
             mismatches.append(_explain(number, hunk, lines, at))
             continue
         result += lines[done:at]
@@ -94,6 +94,16 @@ def state_of(hunks: Iterable[Hunk], lines: list[str]) -> str:
     if len(kinds) == 1:
         return kinds.pop()
     return "drifted" if "drifted" in kinds else "partial"
+
+
+def _fits(hunk: Hunk, lines: list[str], at: int) -> bool:
+    """Whether the old lines stand there, and the new ones leave no line without its end before another."""
+    end = at + len(hunk.old)
+    if end > len(lines) or tuple(lines[at:end]) != hunk.old:
+        return False
+    if not hunk.new:
+        return True
+    return (at == 0 or lines[at - 1].endswith("\n")) and (end == len(lines) or hunk.new[-1].endswith("\n"))
 
 
 def _explain(number: int, hunk: Hunk, lines: list[str], at: int) -> Mismatch:

@@ -19,11 +19,12 @@ from applier.gitinfo import commit_tree
 from applier.layout import Layout, cache_dir
 from applier.lock import locked
 from applier.pin import Pin
+from applier.requirements import allows
 from applier.say import note, progress
 
-# The wheel may carry compiled parts for one Python only; its sources are the same for all of them.
+# The wheel may carry compiled parts for one Python and machine only; its sources are the same for all of them.
+PYTHONS = ("3.11", "3.12", "3.10", "3.13")
 PLATFORM = ["--implementation", "cp", "--platform", "manylinux_2_34_x86_64"]
-CHOICES = [[], *([*PLATFORM, "--python-version", version] for version in ("3.11", "3.12", "3.10", "3.13"))]
 
 
 def made_tree(layout: Layout, pin: Pin) -> Path:
@@ -54,7 +55,7 @@ def fetch_wheel(pin: Pin) -> Path:
         note(f"downloading sglang {pin.pypi} from PyPI …")
         failures: list[str] = []
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            for choice in CHOICES:
+            for choice in wheel_choices(pin):
                 command = [*pip_command(), "download", "--quiet", "--no-deps", "--dest", scratch]
                 command += ["--only-binary=:all:", *choice]
                 run = subprocess.run([*command, f"sglang=={pin.pypi}"], capture_output=True, text=True, check=False)
@@ -67,6 +68,17 @@ def fetch_wheel(pin: Pin) -> Path:
     raise UsageError(
         f"sglang {pin.pypi} could not be downloaded; check the network, or give a tree you have with --sglang", failures
     )
+
+
+def wheel_choices(pin: Pin) -> list[list[str]]:
+    """pip's flags for every Python that the release is for, this one first; then the same for another machine.
+
+    Each is named to pip: it would take the interpreter that runs it otherwise, which need not be one of the release's.
+    """
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    pythons = [version for version in dict.fromkeys((here, *PYTHONS)) if allows(pin.requires_python, version)]
+    named = [["--python-version", version] for version in pythons]
+    return [*named, *([*PLATFORM, *choice] for choice in named)]
 
 
 def unpack_release(pin: Pin, wheel: Path, target: Path) -> None:

@@ -7,14 +7,17 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Any
 
+from applier import names
 from applier.errors import DriftError, UsageError
 from applier.hunks import FilePatch, Hunk, HunkError, Mismatch, apply_hunks, reverse, split_lines
 from applier.pin import Pin
 
 REQUIRED = ("Description", "Pin", "Touches", "Needs", "Upstream", "Remove-When", "Test")
 CHECKOUT_PREFIX = "python/sglang/"
+GIT_LINES = ("diff --git ", "index ")
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,13 @@ class PatchSet:
 
 def load_patches(pin: Pin) -> PatchSet:
     """Reads series and patches; UsageError names the patch and the rule it breaks."""
-    names = _series(pin.folder)
+    listed = _series(pin.folder)
     digest = hashlib.sha256()
     patches = []
-    for name in names:
+    for name in listed:
         data = (pin.folder / name).read_bytes()
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
-        patches.append(_parse(name, data.decode("utf-8"), pin))
+        patches.append(parse_patch(name, data, pin))
     return PatchSet(tuple(patches), digest.hexdigest())
 
 
@@ -120,40 +123,56 @@ def _series(folder: Path) -> list[str]:
     path = folder / "series"
     if not path.is_file():
         raise UsageError(f"{folder.name}: no series file in {folder}")
-    names = [line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    names = [name for name in names if name]
+    listed = [line.split("#")[0].strip() for line in _utf8(str(path), path.read_bytes()).splitlines()]
+    listed = [name for name in listed if name]
     present = {entry.name for entry in folder.glob("*.patch")}
-    for name in names:
-        if names.count(name) > 1:
+    for name in listed:
+        if listed.count(name) > 1:
             raise UsageError(f"{path}: {name} is listed twice")
         if name not in present:
-            raise UsageError(f"{path}: {name} does not exist")
-    stray = sorted(present - set(names))
+            raise UsageError(f"{path}: {name!r} does not exist")
+    stray = sorted(present - set(listed))
     if stray:
         raise UsageError(f"{path}: not listed: {', '.join(stray)}")
-    return names
+    return listed
 
 
-def _parse(name: str, text: str, pin: Pin) -> Patch:
+def _utf8(name: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: not UTF-8: {error}") from None
+
+
+def parse_patch(name: str, data: bytes, pin: Pin) -> Patch:
+    """One patch file of a pin. UsageError where it is not what docs/patch-sets.md says."""
     from unidiff.errors import UnidiffParseError
     from unidiff.patch import PatchSet as UnifiedDiff
 
+    text = _utf8(name, data)
+    if not text.endswith("\n"):
+        raise UsageError(f"{name}: the last line has no end: cut off?")
     start = re.search(r"^(diff --git |--- )", text, re.MULTILINE)
     if start is None:
         raise UsageError(f"{name}: no hunks")
     header = _header(name, text[: start.start()], pin)
     try:
         diff = UnifiedDiff(text[start.start() :])
-    except UnidiffParseError as error:
-        raise UsageError(f"{name}: not a unified diff: {error}") from None
-    files = []
+    except (UnidiffParseError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise UsageError(f"{name}: not a unified diff: {str(error).strip()}") from None
+    _require_every_line_read(name, text[start.start() :], diff)
+    files: list[FilePatch] = []
     for item in diff:
-        if item.is_added_file or item.is_removed_file or item.is_rename or item.is_binary_file:
+        if "/dev/null" in (item.source_file, item.target_file) or item.is_rename or item.is_binary_file:
             raise UsageError(f"{name}: {item.path}: patches change files; new ones belong into overlay/")
         path = _package_path(name, item.path)
         if path not in pin.blobs:
             raise UsageError(f"{name} touches {path}, which has no blob in {pin.name}/pin.toml [blobs]")
-        files.append(FilePatch(path, tuple(_hunk(hunk) for hunk in item)))
+        if any(file.path == path for file in files):
+            raise UsageError(f"{name}: {path} comes twice; put its hunks together")
+        file = FilePatch(path, tuple(_hunk(hunk) for hunk in item))
+        _require_sound(name, file)
+        files.append(file)
     named = set(header["Touches"].replace(",", " ").split())
     touched = {file.path for file in files}
     if named != touched:
@@ -183,9 +202,8 @@ def _header(name: str, text: str, pin: Pin) -> dict[str, str]:
 
 def _package_path(name: str, path: str) -> str:
     path = path.removeprefix(CHECKOUT_PREFIX)
-    parts = PurePosixPath(path).parts
-    if not parts or parts[0] == "/" or ".." in parts or "\\" in path or parts[0] == ".git":
-        raise UsageError(f"{name}: {path!r} is not a path below the sglang package")
+    if what := names.fault(path):
+        raise UsageError(f"{name}: {path!r} {what}")
     return path
 
 
@@ -196,16 +214,43 @@ def parse_hunks(data: bytes) -> list[Hunk]:
     return [_hunk(hunk) for item in UnifiedDiff(decode(data)) for hunk in item]
 
 
-def _hunk(hunk: object) -> Hunk:
+def _require_every_line_read(name: str, text: str, diff: Any) -> None:
+    """unidiff takes what it does not know for remarks, so a mistyped hunk would be left out without a word."""
+    for item in diff:
+        for line in item.patch_info or ():
+            if not line.startswith(GIT_LINES):
+                raise UsageError(f"{name}: {item.path}: this line is no part of a hunk: {line!r}")
+        if not item and not item.is_binary_file:
+            raise UsageError(f"{name}: {item.path}: no hunks; modes and names are not patched")
+    read = sum(2 + len(item.patch_info or ()) + sum(1 + len(hunk) for hunk in item) for item in diff)
+    lines = text.removesuffix("\n").split("\n")
+    if read != len(lines):
+        raise UsageError(f"{name}: {abs(len(lines) - read)} lines after the first --- are no part of a hunk")
+
+
+def _require_sound(name: str, file: FilePatch) -> None:
+    """Old lines start at a line; only the file's last line is without an end."""
+    for hunk in file.hunks:
+        if hunk.old and hunk.start < 1:
+            raise UsageError(f"{name}: {file.path}: a hunk with old lines starts at line {hunk.start}")
+        ends_open = [not line.endswith("\n") for side in (hunk.old, hunk.new) for line in side[-1:]]
+        inside = any(not line.endswith("\n") for side in (hunk.old, hunk.new) for line in side[:-1])
+        if inside or "" in hunk.old + hunk.new or (any(ends_open) and hunk is not file.hunks[-1]):
+            raise UsageError(f"{name}: {file.path}: line {hunk.start}: a line without its end is not the file's last")
+
+
+def _hunk(hunk: Any) -> Hunk:
     old: list[str] = []
     new: list[str] = []
     last: list[list[str]] = []
-    for line in hunk:  # type: ignore[attr-defined]
+    for line in hunk:
         if line.line_type == "\\":  # "No newline at end of file" belongs to the line before it
             for side in last:
                 side[-1] = side[-1].removesuffix("\n")
             continue
+        if not line.line_type:  # an empty line between two hunks or at the end
+            continue
         last = [old] * (line.line_type in " -") + [new] * (line.line_type in " +")
         for side in last:
             side.append(line.value)
-    return Hunk(hunk.source_start, tuple(old), tuple(new), hunk.section_header)  # type: ignore[attr-defined]
+    return Hunk(hunk.source_start, tuple(old), tuple(new), hunk.section_header)

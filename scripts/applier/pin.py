@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from applier import names
 from applier.errors import UsageError
-from applier.layout import Layout
+from applier.layout import HOME, Layout
+from applier.requirements import readable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -17,6 +20,7 @@ else:
     import tomli as tomllib
 
 PATHS = ("eager", "graph")
+BLOB = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -59,23 +63,25 @@ def load_pin(folder: Path) -> Pin:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{folder.name}: no pin.toml in {folder}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8
         raise UsageError(f"{path}: {error}") from None
     try:
-        pin = data["pin"]
+        pin = _table(data["pin"], "[pin]")
         return Pin(
-            name=pin["name"],
-            tag=pin["tag"],
-            commit=pin.get("commit"),
-            pypi=pin["pypi"],
-            requires_python=pin["requires_python"],
-            default=pin.get("default", False),
-            blobs=dict(data["blobs"]),
-            dtypes=tuple(_row(path, row) for row in data.get("dtype", [])),
+            name=_text(pin, "name"),
+            tag=_text(pin, "tag"),
+            commit=_text(pin, "commit") if "commit" in pin else None,
+            pypi=_text(pin, "pypi"),
+            requires_python=_specifier(pin, "requires_python"),
+            default=pin.get("default", False) is True,
+            blobs=_blobs(_table(data["blobs"], "[blobs]")),
+            dtypes=tuple(_row(row) for row in _rows(data.get("dtype", []))),
             folder=folder,
         )
     except KeyError as error:
         raise UsageError(f"{path}: {error} is missing") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def load_pins(layout: Layout) -> list[Pin]:
@@ -98,19 +104,56 @@ def choose_pin(layout: Layout, name: str | None) -> Pin:
     raise UsageError(f"no pin {name!r}; known: {known}")
 
 
-def _row(path: Path, row: dict[str, Any]) -> DtypeRow:
+def _table(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is no table")
+    return value
+
+
+def _text(table: dict[str, Any], key: str) -> str:
+    if not isinstance(table[key], str):
+        raise ValueError(f"{key} is {table[key]!r}, not text")
+    return str(table[key])
+
+
+def _specifier(table: dict[str, Any], key: str) -> str:
+    if not readable(text := _text(table, key)):
+        raise ValueError(f"{key} is {text!r}, not versions with >=, <=, ==, > or < in front, like '>=3.10,<3.14'")
+    return text
+
+
+def _blobs(table: dict[str, Any]) -> dict[str, str]:
+    for path in table:
+        if what := names.fault(path):
+            raise ValueError(f"[blobs]: {path!r} {what}")
+        if path.startswith(f"{HOME}/"):
+            raise ValueError(f"[blobs]: {path} lies in {HOME}, which the release does not have")
+        if not BLOB.fullmatch(_text(table, path)):
+            raise ValueError(f"[blobs]: {path}: {table[path]!r} is no git blob id, 40 hex digits")
+    if what := names.clash(table):
+        raise ValueError(f"[blobs]: {what}")
+    return dict(table)
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise ValueError("dtype is no [[dtype]] row")
+    return [_table(row, "a dtype row") for row in value]
+
+
+def _row(row: dict[str, Any]) -> DtypeRow:
     result = DtypeRow(
-        backend=row["backend"],
-        path=row["path"],
-        name=row["name"],
-        dtype=row["dtype"],
-        file=row["file"],
-        site=row["site"],
-        var=row.get("var", row["name"]),
-        when=row.get("when"),
+        backend=_text(row, "backend"),
+        path=_text(row, "path"),
+        name=_text(row, "name"),
+        dtype=_text(row, "dtype"),
+        file=_text(row, "file"),
+        site=_text(row, "site"),
+        var=_text(row, "var") if "var" in row else row["name"],
+        when=_text(row, "when") if "when" in row else None,
     )
     if result.path not in PATHS:
-        raise UsageError(
-            f"{path}: dtype row {result.backend} {result.name}: path is {result.path!r}, not one of {PATHS}"
-        )
+        raise ValueError(f"dtype row {result.backend} {result.name}: path is {result.path!r}, not one of {PATHS}")
+    if what := names.fault(result.file):
+        raise ValueError(f"dtype row {result.backend} {result.name}: file {result.file!r} {what}")
     return result

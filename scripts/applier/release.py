@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from applier import names
 from applier.blob import folder_digest
 from applier.errors import ApplierError, UsageError
 from applier.layout import HOME, JOURNAL, MANIFEST, ORIGINALS, Layout
@@ -34,8 +35,12 @@ def load_release(layout: Layout, pin: Pin) -> Release:
     """Patches of the pin, plus overlay/ and what the pin's own overlay/ adds or replaces."""
     overlay = {**_files(layout.overlay), **_files(pin.folder / "overlay")}
     for path in overlay:
-        if not path.startswith(f"{HOME}/") or path.startswith(RESERVED):
+        if what := names.fault(path):
+            raise UsageError(f"overlay file {path!r} {what}")
+        if not path.startswith(f"{HOME}/") or any(names.below(path, reserved) for reserved in RESERVED):
             raise UsageError(f"overlay file {path}: only {HOME}/ may be added to, and not {', '.join(RESERVED)}")
+    if what := names.clash(overlay):
+        raise UsageError(f"overlay files {what}")
     return Release(pin, load_patches(pin), overlay)
 
 
@@ -58,6 +63,8 @@ def _files(folder: Path) -> dict[str, bytes]:
     found = {}
     for path in sorted(folder.rglob("*")):
         rel = path.relative_to(folder)
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link; an overlay has files only: put a copy there")
         if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in rel.parts):
             found[rel.as_posix()] = path.read_bytes()
     return found

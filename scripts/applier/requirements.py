@@ -9,12 +9,23 @@ from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 _LINE = re.compile(r"^(?P<name>[\w.-]+)(\[[^]]*\])?\s*(?P<specifier>[^;]*?)\s*(;\s*(?P<marker>.*))?$")
+_SPECIFIER = re.compile(r"\s*(==|<=|>=|<|>)\s*\d+(\.\d+)*\s*", re.ASCII)
 _MARKER = re.compile(r"""python_version\s*(?P<op><|<=|>=|>)\s*["'](?P<version>[\d.]+)["']$""")
 
 
 def satisfied(lines: Iterable[str]) -> bool:
     """True where every line is met. What can't be read counts as not met: an environment is made then."""
     return all(_met(line.split("#")[0].strip()) for line in lines)
+
+
+def allows(specifier: str, python: str) -> bool:
+    """Whether a requires-python like ">=3.10,<3.14" takes that version of Python, like "3.12" or "3.12.1"."""
+    return all(_fits(python, part.replace(" ", "")) for part in specifier.split(","))
+
+
+def readable(specifier: str) -> bool:
+    """Whether `allows` can tell."""
+    return all(_SPECIFIER.fullmatch(part) for part in specifier.split(","))
 
 
 def _met(line: str) -> bool:
