@@ -7,9 +7,10 @@ import os
 import shlex
 import subprocess
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from applier import journal
@@ -21,8 +22,11 @@ from applier.drift import fit_lines
 from applier.errors import DriftError, UsageError
 from applier.fit import CLEAN
 from applier.gitinfo import commit_note
+from applier.journal import Change
+from applier.keep import put_aside
 from applier.kernels import Built, build, sources_digest
 from applier.layout import CHECKOUT, HOME
+from applier.line_ends import crlf_note
 from applier.lock import locked
 from applier.manifest import Kernels, load_manifest
 from applier.nearest import closest_pin
@@ -34,11 +38,12 @@ from applier.portreport import report, summary
 from applier.refresh import Refresh, Wish, refresh_tree
 from applier.release import Release, load_release
 from applier.released import released_file
+from applier.requirements import allows
 from applier.say import note, result, result_json
 from applier.settling import REPORT, unsettled
 from applier.show import list_json, list_text, status_text, ways_text
-from applier.state import EXIT_OK, Difference, State, inspect, inspect_recorded
-from applier.tree import Tree, locate
+from applier.state import EXIT_OK, State, inspect, inspect_recorded
+from applier.tree import Tree, command_line, locate
 
 SERVER_NEEDS = ["torch", "transformers", "sgl_kernel", "flashinfer"]
 """Stands for SGLang's dependencies."""
@@ -109,7 +114,7 @@ def status(options: Namespace) -> int:
 def revert(options: Namespace) -> int:
     """The release again, byte for byte; needs the tree and its manifest only."""
     tree = locate(_folder(options))
-    with _writing(tree):
+    with _writing(tree, partial(put_aside, tree) if options.force else None):
         manifest = load_manifest(tree)
         if manifest is None:
             found = _inspected(tree, closest_pin(tree, load_pins(CHECKOUT)))
@@ -120,11 +125,12 @@ def revert(options: Namespace) -> int:
             result(f"{tree.package}: nothing to revert")
             return 0
         state = inspect_recorded(tree, manifest)
-        if options.force:
-            _save_edits(tree, state.edits)
-        else:
-            refuse_edits(state)
-        journal.carry_out(tree, revert_changes(tree, manifest))
+        if not options.force:
+            refuse_edits(tree, state)
+        strays = [item.path for item in state.edits if item.expected is None]
+        changes = [*revert_changes(tree, manifest), *(Change(path, tree.read(path), None) for path in strays)]
+        put_aside(tree, [item.path for item in state.edits])
+        journal.carry_out(tree, changes)
     kept = f", all but {len(state.foreign)} of another release" if state.foreign else ""
     result(f"{tree.package}: reverted, {len(manifest.files)} files as released{kept}")
     return 0
@@ -209,7 +215,7 @@ def selftest(options: Namespace) -> int:
             "selftest needs a GPU and nvidia-smi finds none; run it on the machine that serves (doctor says more)"
         )
     target = _applied(options)
-    _say_missing(options.python, target.release.pin, ["torch"])
+    require_python(options.python, target.release.pin, ["torch"])
     return _become(options, target.tree, ["-m", "sglang.srt.treeverify.selftest", *options.arguments])
 
 
@@ -218,7 +224,7 @@ def serve(options: Namespace) -> int:
     target = _applied(options)
     if open_points := unsettled(target.release.pin.folder):
         raise DriftError(f"{target.release.pin.name} is no finished pin, so it does not serve yet", open_points)
-    _say_missing(options.python, target.release.pin, SERVER_NEEDS)
+    require_python(options.python, target.release.pin, SERVER_NEEDS)
     return _become(options, target.tree, ["-m", "sglang.launch_server", *options.arguments])
 
 
@@ -245,12 +251,25 @@ def _target(options: Namespace, make: bool = False) -> Target:
     folder = make_tree(CHECKOUT, pin) if make and pin and options.sglang is None else _folder(options)
     tree = locate(folder)
     _settle(tree)
-    return _inspected(tree, pin or _pin_of(tree))
+    target = _inspected(tree, pin or _pin_of(tree))
+    if target.state.unknown and (line := crlf_note(tree, target.release.pin)):
+        note(line)
+    return target
 
 
 def _pin_of(tree: Tree) -> Pin:
-    manifest = load_manifest(tree)
-    return choose_pin(CHECKOUT, manifest.pin) if manifest else closest_pin(tree, load_pins(CHECKOUT))
+    manifest, pins = load_manifest(tree), load_pins(CHECKOUT)
+    if manifest is None:
+        return closest_pin(tree, pins)
+    for pin in pins:
+        if pin.name == manifest.pin:
+            return pin
+    known = ", ".join(pin.name for pin in pins) or "none"
+    raise DriftError(
+        f"{tree.package} is patched for {manifest.pin!r}, which this checkout does not have (it has {known}); "
+        "nothing was changed. Use the treeverify checkout that patched it, or take the patches out with "
+        f"`{command_line(tree, 'revert')}`, which needs the tree alone"
+    )
 
 
 def _inspected(tree: Tree, pin: Pin) -> Target:
@@ -266,10 +285,10 @@ def _settle(tree: Tree) -> None:
 
 
 @contextmanager
-def _writing(tree: Tree) -> Iterator[None]:
-    """The tree's lock, with whatever a crashed run left settled."""
+def _writing(tree: Tree, keep: Callable[[list[str]], object] | None = None) -> Iterator[None]:
+    """The tree's lock, with whatever a crashed run left settled; `keep` as `journal.heal` has it."""
     with locked(tree.package / "srt", waiting=note):
-        if done := journal.heal(tree):
+        if done := journal.heal(tree, keep):
             note(f"an interrupted run on {tree.package} was {done}")
         yield
 
@@ -362,32 +381,25 @@ def _any_target(options: Namespace) -> Target | None:
         return None
 
 
-def _save_edits(tree: Tree, edits: list[Difference]) -> None:
-    """Copies of edited files under build/, so that nothing is lost; strays are moved there."""
-    if not edits:
-        return
-    number = 1
-    while (folder := CHECKOUT.build / f"edits-{number}").exists():
-        number += 1
-    for item in edits:
-        data = tree.read(item.path)
-        if data is not None:
-            copy = folder / item.path
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(data)
-            if item.expected is None:
-                tree.path(item.path).unlink()
-    note(f"your edits are kept in {folder}")
+def require_python(python: str, pin: Pin, modules: list[str]) -> None:
+    """A line of advice where the user's Python lacks what SGLang imports; what follows will fail by itself.
 
-
-def _say_missing(python: str, pin: Pin, modules: list[str]) -> None:
-    """A line of advice where the user's Python lacks what SGLang imports; what follows will fail by itself."""
-    code = "import importlib.util as u, sys; print(*[m for m in sys.argv[1:] if u.find_spec(m) is None], sep=', ')"
+    UsageError where it is a Python that the release is not for.
+    """
+    code = (
+        "import importlib.util as u, platform, sys\n"
+        "print(platform.python_version(), ', '.join(m for m in sys.argv[1:] if u.find_spec(m) is None), sep='\\n')"
+    )
     try:
         found = subprocess.run([python, "-c", code, *modules], capture_output=True, text=True, check=False)
     except OSError:
         return  # _become says so
-    if missing := found.stdout.strip():
+    version, _, missing = found.stdout.partition("\n")
+    if version and not allows(pin.requires_python, version):
+        raise UsageError(
+            f"{python} is Python {version}, sglang {pin.pypi} is for {pin.requires_python}: name another with --python"
+        )
+    if missing := missing.strip():
         note(
             f"{python} lacks {missing}. `{python} -m pip install sglang=={pin.pypi}` brings SGLang's dependencies (the "
             "patched tree still comes first); --python names another interpreter"

@@ -1,26 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changing many files so that a crash at any point can be undone.
 
-Order of a run: contents of both sides are written into the journal folder and flushed; plan.json appears by rename
-(from here the run counts); files are replaced one by one; plan.json is removed (the run is over); the rest is cleaned.
-Whoever finds plan.json next finishes the run when every file has its new content, and takes it back otherwise.
+Order of a run: contents of both sides are written into the journal folder, with the modes they will have, and flushed;
+plan.json appears by rename (from here the run counts); the new contents are renamed into their places one by one, which
+takes no room on the disk; plan.json is removed (the run is over); the rest is cleaned.
+Whoever finds plan.json next finishes the run when every file has its new content, and takes it back otherwise, by
+renaming the old contents.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from applier.blob import blob_id, read
-from applier.errors import DriftError
+from applier.errors import DriftError, UsageError
 from applier.layout import HOME, JOURNAL, MANIFEST
-from applier.tree import Tree
+from applier.tree import Tree, command_line
 
-TEMPORARY = ".treeverify-tmp"
+TEMPORARY = ".treeverify-tmp"  # beside a file that lies on another file system than the journal
 MARK = stat.S_ISVTX  # on our folders while a change is under way: tells a killed run's from what somebody else made
 
 
@@ -35,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A change as plan.json has it: blob ids for contents."""
+    """A change as plan.json has it: blob ids for contents. The n-th entry's are kept as n.old and n.new."""
 
     path: str
     old: str | None
@@ -45,7 +49,8 @@ class _Entry:
 def carry_out(tree: Tree, changes: list[Change]) -> bool:
     """Makes all changes or none; False where all were there already.
 
-    DriftError where a file is neither old nor new; OSError where writing fails, with everything taken back.
+    DriftError where a file is neither old nor new; OSError where writing fails, with everything taken back; UsageError
+    where not even that worked.
     """
     now = {change.path: tree.read(change.path) for change in changes}
     moved = [change.path for change in changes if now[change.path] not in (change.old, change.new)]
@@ -58,17 +63,27 @@ def carry_out(tree: Tree, changes: list[Change]) -> bool:
         return False
     try:
         _open(tree, changes)
-        for change in changes:
-            _put(tree, change.path, change.new)
-    except BaseException:  # a full disk, Ctrl-C: taken back at once where that is possible, by the next command else
-        heal(tree)
+        for number, change in enumerate(changes):
+            if tree.read(change.path) != change.old:  # an editor saved it in this very moment
+                raise DriftError("a file changed while the command ran", [change.path])
+            _put(tree, change.path, None if change.new is None else _copy(tree, number, "new"))
+    except BaseException as error:  # a full disk, Ctrl-C: taken back at once where that is possible
+        if _take_back(tree, error) == "finished" and isinstance(error, OSError):
+            return True  # only a last flush failed
         raise
-    _close(tree)
+    try:
+        _close(tree)
+    except OSError as error:
+        _finish(tree, error)
     return True
 
 
-def heal(tree: Tree) -> str | None:
-    """Settles an interrupted run; says "rolled back" or "finished", None where there was nothing to do."""
+def heal(tree: Tree, keep: Callable[[list[str]], object] | None = None) -> str | None:
+    """Settles an interrupted run; says "rolled back" or "finished", None where there was nothing to do.
+
+    DriftError where somebody edited a file since; with `keep`, which is given those files to put a copy aside, the run
+    is taken back all the same.
+    """
     folder = tree.path(JOURNAL)
     plan = read(folder / "plan.json")
     if plan is None:
@@ -76,28 +91,31 @@ def heal(tree: Tree) -> str | None:
             tidy(tree)
         return None
     entries = _entries(tree, plan)
-    found = {entry.path: _blob(tree.read(entry.path)) for entry in entries}
-    edited = [entry.path for entry in entries if found[entry.path] not in (entry.old, entry.new)]
-    if edited:
+    found = [_blob(tree.read(entry.path)) for entry in entries]
+    edited = {n: entry for n, entry in enumerate(entries) if found[n] not in (entry.old, entry.new)}
+    if edited and keep is None:
         raise DriftError(
-            f"a run was interrupted and these files were edited since; keep your edits elsewhere, "
-            f"put back either version from {folder}, then run the command again",
-            edited,
+            "a run was interrupted and these files were edited since; nothing was changed. "
+            f"`{command_line(tree, 'revert --force')}` keeps copies of them and takes the run back; "
+            f"or put back what they held, from {folder}, and run the command again",
+            [
+                f"{entry.path} ({'was not there' if entry.old is None else f'held what is in {n}.old'})"
+                for n, entry in edited.items()
+            ],
         )
-    done = all(found[entry.path] == entry.new for entry in entries)
-    lost = [entry.path for entry in entries if not done and not _kept(tree, entry.old)]
+    done = all(found[n] == entry.new for n, entry in enumerate(entries))
+    behind = [] if done else [n for n, entry in enumerate(entries) if found[n] != entry.old]
+    lost = [entries[n].path for n in behind if not _kept(tree, n, entries[n].old)]
     if lost:
         raise _damaged(tree, "what these files held before is missing from it", lost)
+    if edited and keep is not None:
+        keep([entry.path for entry in edited.values()])
     for entry in entries:
         tree.path(entry.path + TEMPORARY).unlink(missing_ok=True)
-    if done:
-        _close(tree)
-        return "finished"
-    for entry in reversed(entries):
-        if found[entry.path] != entry.old:
-            _put(tree, entry.path, None if entry.old is None else (folder / entry.old).read_bytes())
+    for n in reversed(behind):
+        _put(tree, entries[n].path, None if entries[n].old is None else _copy(tree, n, "old"))
     _close(tree)
-    return "rolled back"
+    return "finished" if done else "rolled back"
 
 
 def pending(tree: Tree) -> bool:
@@ -120,7 +138,7 @@ def tidy(tree: Tree) -> None:
             shutil.rmtree(cache)
     shutil.rmtree(journal, ignore_errors=True)
     for folder, _, _ in sorted(os.walk(home), reverse=True):
-        if not any(os.scandir(folder)):
+        if not os.listdir(folder):
             os.rmdir(folder)
     if _marked(home):
         os.chmod(home, stat.S_IMODE(home.stat().st_mode) & ~MARK)
@@ -130,14 +148,42 @@ def _open(tree: Tree, changes: list[Change]) -> None:
     folder = tree.path(JOURNAL)
     shutil.rmtree(folder, ignore_errors=True)
     _make_folders(tree, folder)
-    for change in changes:
-        for data in (change.old, change.new):
-            if data is not None and not (folder / blob_id(data)).exists():
-                _write(folder / blob_id(data), data)
+    for number, change in enumerate(changes):
+        before = None if change.old is None else tree.path(change.path).stat()
+        for side, data in (("old", change.old), ("new", change.new)):
+            if data is not None:
+                _write(_copy(tree, number, side), data)
+                _like(_copy(tree, number, side), before, tree)
     entries = [_Entry(change.path, _blob(change.old), _blob(change.new)) for change in changes]
     _write(folder / "plan.new", json.dumps({"changes": [asdict(entry) for entry in entries]}, indent=1).encode())
     os.replace(folder / "plan.new", folder / "plan.json")
     _flush(folder)
+
+
+def _copy(tree: Tree, number: int, side: str) -> Path:
+    """Where the journal keeps a content of the n-th change."""
+    return tree.path(JOURNAL) / f"{number}.{side}"
+
+
+def _finish(tree: Tree, error: OSError) -> None:
+    """A second attempt at closing a run whose files are all in place."""
+    try:
+        heal(tree)
+    except OSError:
+        raise UsageError(
+            f"{tree.package} is changed as asked, but the journal could not be removed ({error}). "
+            f"Nothing is lost: once that is mended, `{command_line(tree, 'status')}` removes it"
+        ) from error
+
+
+def _take_back(tree: Tree, error: BaseException) -> str | None:
+    try:
+        return heal(tree)
+    except OSError as failed:
+        raise UsageError(
+            f"{tree.package} could not be written ({error}), nor what was written be taken back ({failed}). "
+            f"Nothing is lost: once that is mended, `{command_line(tree, 'status')}` takes it back"
+        ) from error
 
 
 def _entries(tree: Tree, plan: bytes) -> list[_Entry]:
@@ -169,8 +215,8 @@ def _marked(folder: Path) -> bool:
     return folder.is_dir() and bool(folder.stat().st_mode & MARK)
 
 
-def _kept(tree: Tree, blob: str | None) -> bool:
-    return blob is None or _blob(read(tree.path(JOURNAL) / blob)) == blob
+def _kept(tree: Tree, number: int, blob: str | None) -> bool:
+    return blob is None or _blob(read(_copy(tree, number, "old"))) == blob
 
 
 def _close(tree: Tree) -> None:
@@ -180,21 +226,23 @@ def _close(tree: Tree) -> None:
     tidy(tree)
 
 
-def _put(tree: Tree, rel: str, data: bytes | None) -> None:
-    """Replaces, creates or removes one file in one step, keeping mode and owner of what was there."""
+def _put(tree: Tree, rel: str, copy: Path | None) -> None:
+    """Replaces or makes one file by what the journal has for it, or removes it, in one step."""
     path = tree.path(rel)
-    if data is None:
+    if copy is None:
         path.unlink(missing_ok=True)
         _flush(path.parent)
         return
     _make_folders(tree, path.parent)
-    temporary = tree.path(rel + TEMPORARY)
-    before = path.stat() if path.exists() else None
-    _write(temporary, data)
-    if before is not None:
-        os.chmod(temporary, before.st_mode & 0o7777)
-    _own(temporary, before or tree.package.stat())
-    os.replace(temporary, path)
+    try:
+        os.replace(copy, path)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # a folder of the package may be mounted from elsewhere
+            raise
+        temporary = tree.path(rel + TEMPORARY)
+        _write(temporary, copy.read_bytes())
+        _like(temporary, copy.stat(), tree)
+        os.replace(temporary, path)
     _flush(path.parent)
 
 
@@ -204,6 +252,14 @@ def _make_folders(tree: Tree, folder: Path) -> None:
     for step in reversed(missing):
         step.mkdir(0o777 | MARK if step in marked else 0o777)
         _own(step, tree.package.stat())
+        _flush(step.parent)
+
+
+def _like(path: Path, before: os.stat_result | None, tree: Tree) -> None:
+    """Mode and owner of the file it replaces; a new file belongs to whom the package belongs to."""
+    if before is not None:
+        os.chmod(path, before.st_mode & 0o7777)
+    _own(path, before or tree.package.stat())
 
 
 def _own(path: Path, like: os.stat_result) -> None:

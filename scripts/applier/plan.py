@@ -22,7 +22,7 @@ from applier.say import note
 from applier.settling import REPORT, unsettled
 from applier.state import State
 from applier.threeway import merge_patches
-from applier.tree import Tree
+from applier.tree import Tree, command_line
 
 Read = Callable[[str], "bytes | None"]
 
@@ -49,7 +49,7 @@ def plan_apply(
 
     A refusal tells how every patch fits; `fetch` lets it get the release for that.
     """
-    refuse_edits(state)
+    refuse_edits(tree, state)
     if (open_points := unsettled(release.pin.folder)) and not force:
         raise DriftError(
             f"{release.pin.name} is no finished pin: {len(open_points)} things to settle, see {REPORT} in its folder; "
@@ -140,19 +140,19 @@ def revert_changes(tree: Tree, manifest: Manifest, patches: PatchSet | None = No
     return changes + [Change(MANIFEST, tree.read(MANIFEST), None)]
 
 
-def refuse_edits(state: State) -> None:
+def refuse_edits(tree: Tree, state: State) -> None:
     """DriftError where the user changed patched or overlay files, or changed the release under them."""
     if state.foreign:
         raise DriftError(
             "another release of SGLang was put over the patched one; nothing was changed. "
-            f"`apply.py revert --force` removes {HOME} and leaves the files of that release as they are",
+            f"`{command_line(tree, 'revert --force')}` removes {HOME} and leaves the files of that release as they are",
             [str(item) for item in state.foreign],
         )
     if state.edits:
         raise DriftError(
             "these files were edited since they were applied; nothing was changed. "
-            "`apply.py refresh` brings edits into the patches; or keep them elsewhere and `apply.py revert --force` "
-            "(it saves them first), or undo them by hand",
+            f"`{command_line(tree, 'refresh')}` brings edits into the patches; `{command_line(tree, 'revert --force')}` "
+            "keeps copies of them and takes everything out; or undo them by hand",
             [str(item) for item in state.edits],
         )
 

@@ -83,7 +83,7 @@ def refresh_tree(
     if manifest is None:
         raise DriftError(f"{tree.package} is not patched, so there are no edits of patches in it")
     if (state := inspect_recorded(tree, manifest)).foreign:
-        refuse_edits(state)
+        refuse_edits(tree, state)
     release = load_release(layout, choose_pin(layout, manifest.pin))
     if pin and pin not in (manifest.pin, release.pin.tag, release.pin.pypi):
         raise UsageError(f"{tree.package} is patched for {manifest.pin}, not for {pin}")

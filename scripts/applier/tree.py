@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,19 @@ class Tree:
     git_root: Path | None
 
     def path(self, rel: str) -> Path:
-        """Absolute path of `rel`; refuses whatever would leave the package, links included."""
+        """Absolute path of `rel`. DriftError where it leaves the package or goes through a link, even one inside it."""
         path = self.package / rel
-        inside = path.parent.resolve() / path.name
-        if path.is_symlink():
-            inside = path.resolve()
-        if not inside.is_relative_to(self.package):
-            raise DriftError(f"{rel} leads out of {self.package} (to {inside}); nothing is written outside the package")
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a null byte, a name too long
+            raise DriftError(f"{rel!r} is no path below {self.package} ({error}); nothing was changed") from None
+        if not real.is_relative_to(self.package):
+            raise DriftError(f"{rel} leads out of {self.package} (to {real}); nothing is written outside the package")
+        if real != path:
+            raise DriftError(
+                f"{rel} is not itself, it leads to {real}; nothing was changed. Links are not followed: "
+                f"put files where the links of {self.package} are, or give a tree without them"
+            )
         return path
 
     def read(self, rel: str) -> bytes | None:
@@ -38,6 +45,11 @@ class Tree:
     def import_root(self) -> Path:
         """What goes on PYTHONPATH."""
         return self.package.parent
+
+
+def command_line(tree: Tree, command: str) -> str:
+    """A command of apply.py on this tree, ready to paste."""
+    return f"python3 apply.py {command} --sglang {shlex.quote(str(tree.package))}"
 
 
 def locate(folder: Path) -> Tree:

@@ -7,6 +7,8 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from applier.blob import blob_id
 from applier.errors import DriftError
 from applier.journal import MARK, Change, carry_out, heal, owned, pending
 from applier.layout import HOME, JOURNAL, MANIFEST
@@ -230,10 +231,10 @@ def test_no_kill_leaves_our_folder_without_a_mark(tree: Tree) -> None:
 
 
 def interrupted(tree: Tree) -> Path:
-    """A run killed among its replaces; gives the journal's folder."""
+    """A run killed among its replaces, srt/a.py's done; gives the journal's folder."""
     step = 30
     assert in_child(lambda: carry_out(tree, CHANGES), step)
-    while not pending(tree):
+    while not pending(tree) or (tree.package / "srt/a.py").read_bytes() != b"new a\n":
         heal(tree)
         step += 3
         assert in_child(lambda: carry_out(tree, CHANGES), step)
@@ -259,9 +260,33 @@ def test_a_broken_plan_is_told_and_left(tree: Tree, plan: bytes) -> None:
 
 def test_a_journal_without_the_old_contents_is_told_and_left(tree: Tree) -> None:
     folder = interrupted(tree)
-    (folder / blob_id(b"old a\n")).write_bytes(b"torn")
+    (copy,) = (path for path in folder.glob("*.old") if path.read_bytes() == b"old a\n")
+    copy.write_bytes(b"torn")
     before = tree_hash(tree.package)
     with pytest.raises(DriftError, match="is missing") as refused:
         heal(tree)
     assert refused.value.details == ["srt/a.py"]
     assert tree_hash(tree.package) == before
+
+
+def test_a_folder_that_is_mounted_from_elsewhere(tree: Tree) -> None:
+    """No rename leads from the journal into it; the file is copied, and both ways it is all there."""
+    mounted = tree.package / "srt/sub"
+    mount = ["unshare", "--mount", "sh", "-c"]
+    trial = [*mount, f"mount -t tmpfs t {mounted}"]
+    if shutil.which("unshare") is None or subprocess.run(trial, check=False).returncode:
+        pytest.skip("mounting takes root, unshare and mount")
+    code = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "from pathlib import Path\nfrom applier.journal import carry_out\nfrom applier.tree import locate\n"
+        "from checkout import tree_hash\nfrom test_journal import BACK, CHANGES\n"
+        f"tree = locate(Path({str(tree.package)!r}))\nbefore = tree_hash(tree.package)\n"
+        "assert carry_out(tree, CHANGES)\n"
+        "assert all(tree.read(change.path) == change.new for change in CHANGES)\n"
+        "assert carry_out(tree, BACK) and tree_hash(tree.package) == before\n"
+    )
+    moved = tree.package / "c.py"
+    script = f'cp {mounted}/c.py {moved} && mount -t tmpfs t {mounted} && mv {moved} {mounted} && "$@"'
+    command = [*mount, script, "sh", sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    assert run.returncode == 0, run.stderr

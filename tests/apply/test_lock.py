@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import json
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -32,6 +36,29 @@ def test_concurrent_applies_and_reverts(checkout: Checkout) -> None:
         assert all(code == 0 or "changed while the command ran" in error for error, code in ended), ended
         assert any(code == 0 for _, code in ended)
         assert tree_hash(checkout.package) == (clean if command == ["revert"] else applied)
+
+
+def test_some_of_many_are_killed(checkout: Checkout) -> None:
+    """Applies, reverts and looks at once, every other one killed at some time: old or new, and status tells which."""
+    states = {tree_hash(checkout.package): "clean"}
+    assert checkout.run("apply", "--no-build").returncode == 0
+    states[tree_hash(checkout.package)] = "applied"
+    commands = [["apply", "--no-build"], ["revert"], ["status"], ["revert"], ["apply", "--no-build"], ["check"]]
+    runs = [
+        subprocess.Popen(
+            checkout.command(*command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=checkout.env()
+        )
+        for command in commands
+    ]
+    rng = random.Random(7)
+    for run in runs[::2]:
+        time.sleep(rng.uniform(0, 0.4))
+        run.kill()
+    said = [(run.communicate()[1], run.returncode) for run in runs]
+    assert all(code in (0, 1, -signal.SIGKILL) and "Traceback" not in error for error, code in said), said
+    told = checkout.run("status", "--json")
+    assert told.returncode == 0 and json.loads(told.stdout)["state"] == states[tree_hash(checkout.package)]
+    assert checkout.run("revert").returncode == 0 and states[tree_hash(checkout.package)] == "clean"
 
 
 def test_waiting_ends(tmp_path: Path) -> None:
