@@ -67,6 +67,7 @@ def carry_out(tree: Tree, changes: list[Change]) -> bool:
             if tree.read(change.path) != change.old:  # an editor saved it in this very moment
                 raise DriftError("a file changed while the command ran", [change.path])
             _put(tree, change.path, None if change.new is None else _copy(tree, number, "new"))
+        _flush_parents(tree, [change.path for change in changes])
     except BaseException as error:  # a full disk, Ctrl-C: taken back at once where that is possible
         if _take_back(tree, error) == "finished" and isinstance(error, OSError):
             return True  # only a last flush failed
@@ -114,6 +115,7 @@ def heal(tree: Tree, keep: Callable[[list[str]], object] | None = None) -> str |
         tree.path(entry.path + TEMPORARY).unlink(missing_ok=True)
     for n in reversed(behind):
         _put(tree, entries[n].path, None if entries[n].old is None else _copy(tree, n, "old"))
+    _flush_parents(tree, [entry.path for entry in entries])
     _close(tree)
     return "finished" if done else "rolled back"
 
@@ -231,7 +233,6 @@ def _put(tree: Tree, rel: str, copy: Path | None) -> None:
     path = tree.path(rel)
     if copy is None:
         path.unlink(missing_ok=True)
-        _flush(path.parent)
         return
     _make_folders(tree, path.parent)
     try:
@@ -243,7 +244,6 @@ def _put(tree: Tree, rel: str, copy: Path | None) -> None:
         _write(temporary, copy.read_bytes())
         _like(temporary, copy.stat(), tree)
         os.replace(temporary, path)
-    _flush(path.parent)
 
 
 def _make_folders(tree: Tree, folder: Path) -> None:
@@ -273,6 +273,13 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _flush_parents(tree: Tree, paths: list[str]) -> None:
+    """What was put and removed is on the disk before the journal is closed."""
+    for folder in sorted({tree.path(path).parent for path in paths}):
+        if folder.is_dir():
+            _flush(folder)
 
 
 def _flush(folder: Path) -> None:

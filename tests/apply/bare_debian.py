@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CARRIED = ("etc/apt/sources.list.d", "etc/apt/keyrings", "usr/share/keyrings", "etc/apt/apt.conf.d")
-CARRIED += ("etc/pip.conf", "etc/xdg/pip", "etc/resolv.conf", "etc/hosts", "etc/ssl/certs")
+CARRIED += ("etc/pip.conf", "etc/xdg/pip", "etc/resolv.conf", "etc/hosts", "etc/ssl/certs/ca-certificates.crt")
 PASSED = ("PIP_", "http", "https", "no_proxy", "HTTP", "HTTPS", "NO_PROXY", "SSL_", "REQUESTS_")
 
 START = """
@@ -103,11 +103,13 @@ def make(folder: Path, suite: str, binds: list[Path]) -> None:
     command = ["debootstrap", "--variant=minbase", "--include=python3,ca-certificates", suite, str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for name in CARRIED:
-        source, target = Path("/") / name, folder / name
-        if source.is_dir():
-            shutil.copytree(source, target, symlinks=False, dirs_exist_ok=True, ignore_dangling_symlinks=True)
-        elif source.exists():
-            shutil.copy(source, target)
+        source = Path("/") / name
+        for path in source.rglob("*") if source.is_dir() else [source]:
+            target = folder / path.relative_to("/")
+            if path.is_file() and target.parent.resolve() == target.parent:  # no link of the Debian leads out of it
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.unlink(missing_ok=True)
+                shutil.copyfile(path, target)
     for bind in binds:
         (folder / bind.relative_to("/")).mkdir(parents=True, exist_ok=True)
     subprocess.run(["git", "clone", "-q", ROOT, folder / "root/treeverify"], check=True)

@@ -144,9 +144,13 @@ class Bench:
         troubles: list[str] = []
         for blocks in range(0, 10_000, every):
             self.restore(start)
-            disk = os.statvfs(self.package)
-            with open(filler, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, max(1, disk.f_bavail - blocks) * disk.f_bsize)
+            block = os.statvfs(self.package).f_bsize
+            with open(filler, "wb", buffering=0) as file:
+                with contextlib.suppress(OSError):  # until nothing goes in any more
+                    while file.write(b"x" * block):
+                        pass
+                os.fsync(file.fileno())
+                file.truncate(max(0, file.tell() - blocks * block))
             ended = run([*ARGUMENTS[command], *self.at])
             outcome, wrong = self.judge(command, "disk full", ended, ("apply", "revert")[blocks % 2], filler.unlink)
             outcomes[outcome] += 1
