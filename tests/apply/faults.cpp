@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // For LD_PRELOAD: counts the C library's calls that change a file system, and at one of them kills the process or lets
 // the disk fail. faults.py drives it. Python reaches the kernel through these functions alone.
+// g++ -std=c++17 -O1 -Wall -Werror -fPIC -shared faults.cpp -o faults.so
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
