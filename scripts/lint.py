@@ -28,7 +28,8 @@ def main() -> int:
         note("\n  ".join([f"error: {error.message}", *error.details]))
         return error.exit_code
     tools = python.parent
-    folders = (CHECKOUT.kernels, CHECKOUT.root / "tests" / "kernels" / "emulator")
+    tests = CHECKOUT.root / "tests"
+    folders = (CHECKOUT.kernels, tests / "kernels" / "emulator", tests / "apply")
     files = [path for folder in folders for path in sorted(folder.rglob("*"))]
     sources = [path for path in files if path.suffix in (*SUFFIXES, ".cpp")]
     style = f"--style=file:{CHECKOUT.kernels / '.clang-format'}"

@@ -61,37 +61,37 @@ F* next(F*, const char* name) {
 // The C library's own function behind the one defined here.
 #define NEXT(name) static auto real = next(&name, #name)
 // A call that has nothing to do but be counted.
-#define COUNTED(name, room, parameters, ...)      \
-  int name parameters {                           \
-    NEXT(name);                                   \
-    if (enter(#name, room) != 0) return -1;       \
-    if (tearing()) raise(SIGKILL);                \
-    return real(__VA_ARGS__);                     \
+#define COUNTED(name, room, parameters, ...) \
+  int name parameters {                      \
+    NEXT(name);                              \
+    if (enter(#name, room) != 0) return -1;  \
+    if (tearing()) raise(SIGKILL);           \
+    return real(__VA_ARGS__);                \
   }
 // Opening counts where it makes or empties a file.
-#define OPENING(name, parameters, ...)                                                       \
-  int name parameters {                                                                      \
-    NEXT(name);                                                                              \
-    va_list rest;                                                                            \
-    va_start(rest, flags);                                                                   \
-    mode_t mode = (flags & (O_CREAT | O_TMPFILE)) ? va_arg(rest, mode_t) : 0;                \
-    va_end(rest);                                                                            \
-    if ((flags & (O_CREAT | O_TRUNC)) && enter(#name, true) != 0) return -1;                 \
-    if ((flags & (O_CREAT | O_TRUNC)) && tearing()) raise(SIGKILL);                          \
-    return real(__VA_ARGS__, mode);                                                          \
+#define OPENING(name, parameters, ...)                                        \
+  int name parameters {                                                       \
+    NEXT(name);                                                               \
+    va_list rest;                                                             \
+    va_start(rest, flags);                                                    \
+    mode_t mode = (flags & (O_CREAT | O_TMPFILE)) ? va_arg(rest, mode_t) : 0; \
+    va_end(rest);                                                             \
+    if ((flags & (O_CREAT | O_TRUNC)) && enter(#name, true) != 0) return -1;  \
+    if ((flags & (O_CREAT | O_TRUNC)) && tearing()) raise(SIGKILL);           \
+    return real(__VA_ARGS__, mode);                                           \
   }
 // A flush or a change of length.
-#define FLUSHING(name)                                                     \
-  int name(int fd) {                                                       \
-    NEXT(name);                                                            \
-    if (enter(#name, size_of(fd) >= 0) != 0) return -1;                    \
-    if (tearing()) {                                                       \
-      off_t size = size_of(fd);                                            \
-      static auto cut = next(&ftruncate64, "ftruncate64");                 \
-      if (size > 0 && cut(fd, size / 2) != 0) perror("tearing");           \
-      raise(SIGKILL);                                                      \
-    }                                                                      \
-    return real(fd);                                                       \
+#define FLUSHING(name)                                           \
+  int name(int fd) {                                             \
+    NEXT(name);                                                  \
+    if (enter(#name, size_of(fd) >= 0) != 0) return -1;          \
+    if (tearing()) {                                             \
+      off_t size = size_of(fd);                                  \
+      static auto cut = next(&ftruncate64, "ftruncate64");       \
+      if (size > 0 && cut(fd, size / 2) != 0) perror("tearing"); \
+      raise(SIGKILL);                                            \
+    }                                                            \
+    return real(fd);                                             \
   }
 
 extern "C" {
@@ -173,10 +173,10 @@ COUNTED(fchmodat, false, (int at, const char* path, mode_t mode, int flags) noex
 COUNTED(chown, false, (const char* path, uid_t user, gid_t group) noexcept, path, user, group)
 COUNTED(lchown, false, (const char* path, uid_t user, gid_t group) noexcept, path, user, group)
 COUNTED(fchown, false, (int fd, uid_t user, gid_t group) noexcept, fd, user, group)
-COUNTED(fchownat, false, (int at, const char* path, uid_t user, gid_t group, int flags) noexcept, at, path, user,
-        group, flags)
-COUNTED(utimensat, false, (int at, const char* path, const struct timespec* times, int flags) noexcept, at, path,
-        times, flags)
+COUNTED(fchownat, false, (int at, const char* path, uid_t user, gid_t group, int flags) noexcept, at, path, user, group,
+        flags)
+COUNTED(utimensat, false, (int at, const char* path, const struct timespec* times, int flags) noexcept, at, path, times,
+        flags)
 COUNTED(futimens, false, (int fd, const struct timespec* times) noexcept, fd, times)
 
 }  // extern "C"
