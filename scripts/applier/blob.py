@@ -19,10 +19,10 @@ def file_blob(path: Path) -> str | None:
 
 
 def read(path: Path) -> bytes | None:
-    """A file's bytes, or None where there is no such file."""
+    """A file's bytes, or None where there is no such file, but nothing or a folder."""
     try:
         return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None
 
 

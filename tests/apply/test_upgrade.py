@@ -152,7 +152,7 @@ def test_reverting_needs_the_tree_and_its_manifest_only(checkout: Checkout) -> N
     assert manifest is not None
     state = inspect_recorded(tree, manifest)
     assert state.state == "applied" and not state.edits
-    refuse_edits(state)
+    refuse_edits(tree, state)
     carry_out(tree, revert_changes(tree, manifest))
     assert tree_hash(checkout.package) == clean
 
