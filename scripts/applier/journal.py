@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from applier import names
 from applier.blob import blob_id, read
 from applier.errors import DriftError, UsageError
 from applier.layout import HOME, JOURNAL, MANIFEST
@@ -193,10 +194,10 @@ def _entries(tree: Tree, plan: bytes) -> list[_Entry]:
     try:
         entries = [_Entry(**raw) for raw in json.loads(plan)["changes"]]
         for entry in entries:
-            if not (
-                isinstance(entry.path, str) and isinstance(entry.old, str | None) and isinstance(entry.new, str | None)
-            ):
+            if not (isinstance(entry.old, str | None) and isinstance(entry.new, str | None)):
                 raise TypeError(f"{entry} is no change")
+            if what := names.fault(entry.path):
+                raise TypeError(f"{entry.path!r} {what}")
     except (ValueError, LookupError, TypeError) as error:
         raise _damaged(tree, f"plan.json can't be read ({error})") from None
     return entries

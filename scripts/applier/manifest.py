@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from applier import names
 from applier.errors import DriftError
 from applier.layout import MANIFEST
 from applier.tree import Tree
@@ -68,7 +69,7 @@ def load_manifest(tree: Tree) -> Manifest | None:
 def _manifest(raw: dict[str, Any]) -> Manifest:
     """Checked field by field: what is read here decides what is overwritten. Keys we don't know are left out."""
     files = {
-        _text(path): {key: _text(blobs[key]) for key in ("base", "applied")} for path, blobs in raw["files"].items()
+        _path(path): {key: _text(blobs[key]) for key in ("base", "applied")} for path, blobs in raw["files"].items()
     }
     kernels, version = raw["kernels"], raw.get("version")
     return Manifest(
@@ -90,7 +91,14 @@ def _manifest(raw: dict[str, Any]) -> Manifest:
 
 
 def _texts(raw: dict[str, Any]) -> dict[str, str]:
-    return {_text(key): _text(value) for key, value in raw.items()}
+    """Paths with their blob ids."""
+    return {_path(path): _text(blob) for path, blob in raw.items()}
+
+
+def _path(value: Any) -> str:
+    if what := names.fault(value):
+        raise ValueError(f"{value!r} {what}")
+    return str(value)
 
 
 def _text(value: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 LONGEST = 255  # bytes of one part, as on ext4
+LONGEST_PATH = 1024  # bytes of all; Linux takes 4096 with what is in front of it
 
 
 def fault(path: object) -> str | None:
@@ -21,7 +22,7 @@ def fault(path: object) -> str | None:
         return "is not a path below the sglang package"
     if any(part.casefold() == ".git" for part in parts):
         return "is git's"
-    if any(len(part.encode()) > LONGEST for part in parts):
+    if len(path.encode()) > LONGEST_PATH or any(len(part.encode()) > LONGEST for part in parts):
         return "is too long"
     return None
 
