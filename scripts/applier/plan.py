@@ -151,8 +151,8 @@ def refuse_edits(tree: Tree, state: State) -> None:
     if state.edits:
         raise DriftError(
             "these files were edited since they were applied; nothing was changed. "
-            f"`{command_line(tree, 'refresh')}` brings edits into the patches; `{command_line(tree, 'revert --force')}` "
-            "keeps copies of them and takes everything out; or undo them by hand",
+            f"`{command_line(tree, 'refresh')}` brings edits into the patches, "
+            f"`{command_line(tree, 'revert --force')}` keeps copies of them and takes all out; or undo them by hand",
             [str(item) for item in state.edits],
         )
 

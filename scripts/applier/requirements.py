@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 
 _LINE = re.compile(r"^(?P<name>[\w.-]+)(\[[^]]*\])?\s*(?P<specifier>[^;]*?)\s*(;\s*(?P<marker>.*))?$")
 _SPECIFIER = re.compile(r"\s*(==|<=|>=|<|>)\s*\d+(\.\d+)*\s*", re.ASCII)
@@ -29,6 +28,8 @@ def readable(specifier: str) -> bool:
 
 
 def _met(line: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version  # dear to import, and not needed for a pin
+
     if not line:
         return True
     match = _LINE.match(line)

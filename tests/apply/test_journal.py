@@ -232,7 +232,7 @@ def test_no_kill_leaves_our_folder_without_a_mark(tree: Tree) -> None:
 
 def interrupted(tree: Tree) -> Path:
     """A run killed among its replaces, srt/a.py's done; gives the journal's folder."""
-    step = 30
+    step = 10
     assert in_child(lambda: carry_out(tree, CHANGES), step)
     while not pending(tree) or (tree.package / "srt/a.py").read_bytes() != b"new a\n":
         heal(tree)
