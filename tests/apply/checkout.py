@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import os
 import shutil
@@ -144,9 +145,8 @@ class Checkout:
 def make_checkout(folder: Path) -> Checkout:
     """The tool copied, with its own pin, patches, overlay and kernels; the package beside it."""
     root = folder / "treeverify"
-    shutil.copytree(
-        ROOT / "scripts" / "applier", root / "scripts" / "applier", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    compileall.compile_dir(ROOT / "scripts" / "applier", quiet=1)  # copied with its byte code: every run starts sooner
+    shutil.copytree(ROOT / "scripts" / "applier", root / "scripts" / "applier")
     shutil.copy(ROOT / "scripts" / "check_dtypes.py", root / "scripts")
     shutil.copy(ROOT / "apply.py", root)
     package = folder / "site" / "sglang"
