@@ -68,6 +68,7 @@ def pristine(pin: Pin) -> Path:
     with locked(folder, timeout=900):
         if not target.exists():
             unpack_release(pin, fetch_wheel(pin), target)
+        subprocess.run(["git", "-C", target, "clean", "-qfdx"], check=True)  # byte code, where somebody imported it
     return target
 
 
@@ -78,9 +79,9 @@ def sglang_tree(pristine: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stock_tree(pristine: Path) -> Path:
-    """The folder that holds the package as released, for PYTHONPATH. Not to be written to."""
-    return pristine / "python"
+def stock_tree(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that holds the package as released, for PYTHONPATH: a copy, for imports leave byte code."""
+    return Path(shutil.copytree(pristine / "python", tmp_path_factory.mktemp("stock") / "python"))
 
 
 @pytest.fixture(scope="session")
