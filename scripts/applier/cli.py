@@ -7,6 +7,7 @@ import argparse
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,16 +118,20 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("apply", "patch a tree; makes one from PyPI without --sglang (the default command)", "arch", "force")
     sub.add_argument("--no-build", action="store_true", help="patches and overlay only")
     sub = command("check", "everything apply does before it compiles and writes", "force", "json")
-    sub.description = """Everything apply does before it compiles and writes. On a tree that is near a pin it names the
+    sub.description = _paragraph(
+        """Everything apply does before it compiles and writes. On a tree that is near a pin it names the
         nearest one and what differs, and says of every patch whether it applies cleanly (--force applies it), by
         three-way merge (--3way), is already upstream, or conflicts, with the lines it expects next to those found."""
+    )
     command("status", "clean, applied, partial, drifted or edited", "json")
     sub = command("revert", "take everything back, byte for byte")
     sub.add_argument("--force", action="store_true", help="also with edited files; they are copied to build/ first")
     sub = command("refresh", "edits made in a patched tree, back into the patches and the overlay", "json")
-    sub.description = """Brings edits made in a patched tree back into patches/ and overlay/, all or nothing. An edit
+    sub.description = _paragraph(
+        """Brings edits made in a patched tree back into patches/ and overlay/, all or nothing. An edit
         goes into the last patch whose lines it changes, else into the one with the nearest hunk; new files of
         srt/treeverify go to the overlay. What was not edited keeps its bytes."""
+    )
     sub.add_argument("--patch", metavar="NAME", help="every edit goes into this patch, not to the nearest hunk")
     sub.add_argument(
         "--add", action="append", default=[], metavar="PATH", help="also this file, which no patch touches yet"
@@ -134,9 +139,11 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--drop-empty", action="store_true", help="take out patches of which the tree has nothing left")
     sub.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     sub = command("port", "start a pin for another release from one there is", "json")
-    sub.description = """Starts patches/PIN for another release: hunks that merge are in, files that moved are followed,
+    sub.description = _paragraph(
+        """Starts patches/PIN for another release: hunks that merge are in, files that moved are followed,
         the dtype contract is asked of the new sources. PORT.md in the new folder says what a person must settle: make
         those edits in a tree patched with --force, and bring them in with refresh --patch NAME."""
+    )
     sub.add_argument("--from", dest="source", required=True, metavar="PIN", help="the pin to start from")
     sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="the other release: like --sglang of apply")
     sub.add_argument("--name", metavar="PIN", help="of the new pin; v and the version that DIR says where left out")
@@ -165,6 +172,11 @@ def _modules(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     if builds or options.command == "apply":
         useful.append("rich")
     return needed, useful
+
+
+def _paragraph(text: str) -> str:
+    """Text as help shows it: lines of 80 columns at most."""
+    return textwrap.fill(" ".join(text.split()), 79)
 
 
 def _command(name: str) -> Callable[[argparse.Namespace], int]:
