@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from applier.overwritten import restoring
 from applier.release import Release
+from applier.settling import unsettled
 from applier.state import State
 from applier.tree import Tree
 
@@ -25,18 +26,27 @@ def advice(tree: Tree, release: Release, state: State, where: str) -> list[Advic
     def run(text: str, command: str, rest: str = "") -> Advice:
         return Advice(text, f"python3 apply.py {command}{where}{rest}")
 
+    unfinished = bool(unsettled(release.pin.folder))
     if state.foreign:
         return [run("take our files out and leave the other release as it is", "revert", " --force")]
+    if state.state == "applied" and unfinished:
+        return [run("bring in what you settled in the tree", "refresh", " --patch NAME"), run("take it back", "revert")]
     if state.state == "applied" and not state.kernels:
         return [run("build the kernels, without which it cannot serve", "apply"), run("take it back", "revert")]
     if state.state == "applied":
         return [run("start the server", "serve", " -- --model-path MODEL"), run("take it back", "revert")]
+    if state.state == "clean" and unfinished:
+        return [run("patch it with what fits, and settle the rest in the tree", "apply", " --no-build --force")]
     if state.state == "clean":
         return [run("patch it", "apply")]
     if state.state == "edited":
-        return [run("take everything back; copies of the edited files are kept in build/", "revert", " --force")]
+        back = "or take everything back; copies of the edited files are kept in build/"
+        return [run("bring the edits into the patches", "refresh"), run(back, "revert", " --force")]
     if state.manifest is not None:
-        return [run("bring it up to date", "apply"), run("or take it back", "revert")]
+        return [
+            run("bring it up to date", "apply", " --no-build --force" if unfinished else ""),
+            run("or take it back", "revert"),
+        ]
     if state.state == "drifted":
         return [
             run("see which hunks fit", "check"),

@@ -105,9 +105,11 @@ def status(options: Namespace) -> int:
     state = target.state
     ways = advice(target.tree, target.release, state, _where(target))
     if options.json:
-        result_json({**state.as_json(), "tree": str(target.tree.package), "advice": [vars(way) for way in ways]})
+        open_points = unsettled(target.release.pin.folder)
+        told = {**state.as_json(), "tree": str(target.tree.package), "to_settle": open_points}
+        result_json({**told, "advice": [vars(way) for way in ways]})
     else:
-        result(status_text(str(target.tree.package), state, ways))
+        result(status_text(str(target.tree.package), state, target.release, ways))
     return 0 if state.state in EXIT_OK else 1
 
 
@@ -221,9 +223,7 @@ def selftest(options: Namespace) -> int:
 
 def serve(options: Namespace) -> int:
     """The patched server with the arguments given."""
-    target = _applied(options)
-    if open_points := unsettled(target.release.pin.folder):
-        raise DriftError(f"{target.release.pin.name} is no finished pin, so it does not serve yet", open_points)
+    target = _applied(options, finished=True)
     require_python(options.python, target.release.pin, SERVER_NEEDS)
     return _become(options, target.tree, ["-m", "sglang.launch_server", *options.arguments])
 
@@ -355,9 +355,11 @@ def _where(target: Target) -> str:
     return "" if pin.name == choose_pin(CHECKOUT, None).name else f" --pin {shlex.quote(pin.name)}"
 
 
-def _applied(options: Namespace) -> Target:
-    """A tree that can serve here: patched, with kernels for every card that can have some."""
+def _applied(options: Namespace, finished: bool = False) -> Target:
+    """A tree that can serve here: patched, with kernels for every card that can have some; where asked, a whole pin."""
     target = _target(options)
+    if finished and (open_points := unsettled(target.release.pin.folder)):
+        raise DriftError(f"{target.release.pin.name} is no finished pin, so it does not serve yet", open_points)
     if target.state.state != "applied" or not target.state.kernels:
         what = target.state.state if target.state.state != "applied" else "applied without kernels"
         way_out = f"run `apply.py apply{_where(target)}` first"

@@ -16,6 +16,7 @@ from applier.arch import OLDEST, Gpu, capability, found_gpus, runs_on
 from applier.errors import UsageError
 from applier.layout import Layout
 from applier.pin import load_pins
+from applier.settling import REPORT, unsettled
 from applier.state import EXIT_OK, State
 from applier.toolchain import find_host_compiler, find_ninja, find_nvcc
 from applier.tree import Tree
@@ -76,7 +77,8 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, where: str, 
         mend.append(Mend("no C++ compiler, which nvcc needs", None, "apt-get install g++"))
     if ninja is None:
         mend.append(Mend("no ninja", "apply fetches it by itself"))
-    _check_tree(tree, state, where, mend)
+    open_points = unsettled(layout.patches / state.pin) if state else []
+    _check_tree(tree, state, where, open_points, mend)
     return {
         "gpus": [
             {**asdict(gpu), "arch": gpu.arch, "path": _path(gpu), "built": _built(gpu, state) is not None}
@@ -90,16 +92,17 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, where: str, 
         "serving_python": python,
         "cuda": cudas,
         "packages": versions,
-        "tree": _tree(tree, state),
+        "tree": _tree(tree, state, open_points),
         "mend": [asdict(item) for item in mend],
     }
 
 
-def _tree(tree: Tree | None, state: State | None) -> dict[str, Any] | None:
+def _tree(tree: Tree | None, state: State | None, open_points: list[str]) -> dict[str, Any] | None:
     if tree is None or state is None:
         return None
     kernels = [{"arch": arch, "state": kind} for arch, kind in state.kernels.items()]
-    return {"path": str(tree.package), "state": state.state, "pin": state.pin, "kernels": kernels}
+    found = {"path": str(tree.package), "state": state.state, "pin": state.pin, "kernels": kernels}
+    return {**found, "to_settle": open_points}
 
 
 def _path(gpu: Gpu) -> str:
@@ -153,9 +156,15 @@ def _check_gpus(gpus: list[Gpu], state: State | None, where: str, mend: list[Men
             mend.append(Mend(f"{gpu.name}: {_path(gpu)}; the server will refuse to start", None, f"unset {PATH}"))
 
 
-def _check_tree(tree: Tree | None, state: State | None, where: str, mend: list[Mend]) -> None:
+def _check_tree(
+    tree: Tree | None, state: State | None, where: str, open_points: list[str], mend: list[Mend]
+) -> None:
     if tree is None or state is None:
         mend.append(Mend("no tree yet", "apply makes one from PyPI", "python3 apply.py apply"))
+    elif open_points:
+        problem = f"{state.pin}, the pin of {tree.package}, is unfinished and does not serve yet"
+        remedy = f"{len(open_points)} to settle, see {REPORT} in its folder; status says the next step"
+        mend.append(Mend(problem, remedy, f"python3 apply.py status{where}"))
     elif state.state == "clean":
         mend.append(Mend(f"{tree.package} is not patched", None, f"python3 apply.py apply{where}"))
     elif state.state != "applied":

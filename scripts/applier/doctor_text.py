@@ -55,9 +55,10 @@ def _tree(tree: dict[str, Any] | None) -> list[str]:
     if tree is None:
         return [f"  {_none()}"]
     kernels = ", ".join(f"sm_{one['arch']} {one['state']}" for one in tree["kernels"]) or _none()
+    unfinished = f", {paint('unfinished', 'warn')}" if tree["to_settle"] else ""
     return [
         f"  {tree['path']}",
-        *field("state", f"{paint(tree['state'], COLOURS[tree['state']])} ({tree['pin']})", "  "),
+        *field("state", f"{paint(tree['state'], COLOURS[tree['state']])} ({tree['pin']}{unfinished})", "  "),
         *field("kernels", kernels, "  "),
     ]
 

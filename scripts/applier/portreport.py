@@ -10,7 +10,7 @@ from applier.fit import CLEAN, CONFLICT, MERGES, UPSTREAM, FileFit, HunkFit, Pat
 from applier.hunks import Hunk
 from applier.port import Port
 from applier.rederive import HOLDS, MOVED
-from applier.settling import MARK, TODO
+from applier.settling import IMPORTS, MARK, TODO
 from applier.sidebyside import side_by_side
 
 SAYS = {CLEAN: "as it was", MERGES: "merged", UPSTREAM: "the release has it already"}
@@ -44,7 +44,8 @@ def _lines(port: Port) -> Iterator[str]:
     yield f"2. `apply.py apply --no-build --force --pin {port.name} --sglang DIR` puts in what fits."
     yield f"3. Make the hunks of each `{TODO}` file by hand in DIR, `apply.py refresh --sglang DIR --patch NAME` (with"
     yield f"   `--add PATH` for a file that no patch touches yet), then delete the `{TODO}` file."
-    yield f"4. Bring the tests of {old} over; the `Test:` lines of the headers still name those."
+    yield "4. Imports of the overlay, listed below: write the file for this pin in its `overlay/`, then delete the line."
+    yield f"5. Bring the tests of {old} over; the `Test:` lines of the headers still name those."
     for patch in port.fit.patches:
         files = [file for file in patch.files if file.state not in (CLEAN, MERGES, UPSTREAM)]
         if files:
@@ -55,7 +56,7 @@ def _lines(port: Port) -> Iterator[str]:
         yield from ("", "## The dtype contract", "")
         yield from (f"* {note}" for note in dict.fromkeys(item.note for item in port.broken))
     if port.imports:
-        yield from ("", "## Imports of the overlay", "")
+        yield from ("", IMPORTS, "")
         yield from (f"* {line}" for line in port.imports)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from applier.advice import Advice
 from applier.release import Release
+from applier.settling import REPORT, unsettled
 from applier.state import Difference, State
 from applier.text import columns, field, paint, wrapped
 
@@ -27,10 +28,11 @@ SHOWN = 20
 """Files that are listed before the rest is counted."""
 
 
-def status_text(package: str, state: State, ways: Sequence[Advice]) -> str:
+def status_text(package: str, state: State, release: Release, ways: Sequence[Advice]) -> str:
     """What a tree is, why, and what to do about it."""
-    lines = [package, *wrapped(f"{paint(state.state, COLOURS[state.state])}: {_meaning(state)}", "  "), ""]
-    lines += ["patches", *columns([(kind, name) for name, kind in state.patches.items()], COLOURS)]
+    lines = [package, *wrapped(f"{paint(state.state, COLOURS[state.state])}: {_meaning(state)}", "  ")]
+    lines += unfinished(release, "  ")
+    lines += ["", "patches", *columns([(kind, name) for name, kind in state.patches.items()], COLOURS)]
     lines += field("overlay", _counted(state.overlay))
     lines += field("kernels", _kernels(state.kernels))
     if state.reasons:
@@ -38,6 +40,15 @@ def status_text(package: str, state: State, ways: Sequence[Advice]) -> str:
     if differing := [*state.edits, *state.foreign, *state.unknown]:
         lines += ["", "files that differ", *_differences(differing)]
     return "\n".join([*lines, *ways_text(ways)])
+
+
+def unfinished(release: Release, indent: str) -> list[str]:
+    """That a pin is not ready, and how much is left; nothing of one that is."""
+    open_points = unsettled(release.pin.folder)
+    if not open_points:
+        return []
+    text = f"no finished pin: {len(open_points)} {'thing' if len(open_points) == 1 else 'things'} to settle, see"
+    return wrapped(f"{paint('unfinished', 'warn')}: {release.pin.name} is {text} {REPORT} in its folder", indent)
 
 
 def _meaning(state: State) -> str:
@@ -66,6 +77,7 @@ def list_text(releases: Sequence[Release]) -> str:
         lines += [""] * bool(lines)
         lines.append(f"{paint(pin.name, 'bold')}{' (default)' if pin.default else ''}")
         lines += wrapped(f"sglang {pin.pypi}, Python {pin.requires_python}, commit {pin.commit or 'unknown'}", "  ")
+        lines += unfinished(release, "  ")
         for patch in release.patches.patches:
             lines += ["", f"  {paint(patch.name, 'bold')}", *wrapped(patch.title, "    ")]
             lines += field("files", ", ".join(file.path for file in patch.files), "    ")
@@ -84,6 +96,7 @@ def list_json(releases: Sequence[Release]) -> list[dict[str, Any]]:
             "pypi": release.pin.pypi,
             "requires_python": release.pin.requires_python,
             "default": release.pin.default,
+            "to_settle": unsettled(release.pin.folder),
             "patches": [
                 {
                     "name": patch.name,

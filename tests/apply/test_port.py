@@ -134,8 +134,10 @@ def test_what_a_person_must_settle_is_written_down(port: Port, new: Pin) -> None
     assert "For other things" in text.replace("\n", "")
     todo = (new.folder / "0001-flashinfer-mla-target-verify.patch.todo").read_text()
     assert todo.count("@@ -") == 1 and "+        self.tree_verify = treeverify.attach(" in todo
-    assert len(unsettled(new.folder)) == 2, "a hunk and a row"
     assert port.imports, "the overlay imports much that this small package has not"
+    left = [point.split(": ", 1) for point in unsettled(new.folder)]
+    assert [mark.partition(":")[0] for mark, _ in left[:2]] == ["0001-flashinfer-mla-target-verify.patch.todo", "pin.toml"]
+    assert [name for mark, name in left if mark.startswith("PORT.md:")] == port.imports == [name for _, name in left[2:]]
     series = (new.folder / "series").read_text()
     assert "# 0005-ddtree-metrics.patch: v0.6.0 has it already\n" in series
 
@@ -191,6 +193,22 @@ def second(checkout: Checkout) -> Path:
     return package
 
 
+def says_unfinished(checkout: Checkout, state: str, points: int, way: str) -> None:
+    """list, status and doctor, for people and for scripts; the first advice is one that a pin like that takes."""
+    told = f"unfinished: v2.0 is no finished pin: {points} things to settle, see PORT.md in its\n  folder"
+    assert told in checkout.run("status").stdout
+    assert told in checkout.run("list").stdout.partition("\nv2.0\n")[2]
+    assert f"{state} (v2.0, unfinished)" in checkout.run("doctor").stdout
+    status = json.loads(checkout.run("status", "--json").stdout)
+    assert (status["state"], len(status["to_settle"])) == (state, points)
+    assert status["advice"][0]["command"] == f"python3 apply.py {way.format(checkout.package)}"
+    pins = {pin["name"]: pin["to_settle"] for pin in json.loads(checkout.run("list", "--json").stdout)}
+    assert pins == {"v1": [], "v2.0": status["to_settle"]}
+    doctor = json.loads(checkout.run("doctor", "--json").stdout)
+    assert doctor["tree"]["to_settle"] == status["to_settle"]
+    assert "is unfinished and does not serve yet" in doctor["mend"][-1]["problem"]
+
+
 def test_port_and_refresh_make_a_finished_pin(checkout: Checkout, second: Path) -> None:
     before = tree_hash(second)
     told = run_port(checkout, second)
@@ -201,9 +219,14 @@ def test_port_and_refresh_make_a_finished_pin(checkout: Checkout, second: Path) 
         make_folder(folder, {"pin.toml": b""}, load_pin)
 
     checkout.package = second
+    says_unfinished(checkout, "clean", 3, "apply --sglang {} --no-build --force")
     refused = checkout.run("apply", "--no-build")
     assert refused.returncode == 1 and "v2.0 is no finished pin: 3 things to settle" in refused.stderr
     assert checkout.run("apply", "--no-build", "--force").returncode == 0
+    says_unfinished(checkout, "applied", 3, "refresh --sglang {} --patch NAME")
+    refused = checkout.run("serve", "--", "--model-path", "x")
+    assert refused.returncode == 1 and "v2.0 is no finished pin, so it does not serve yet\n" in refused.stderr
+    assert all(point in refused.stderr for point in unsettled(folder))
     assert "hooked()" in (second / "srt/alpha.py").read_text() and "line 5\n" in (second / "srt/beta.py").read_text()
 
     beta = second / "srt/beta.py"
@@ -219,7 +242,8 @@ def test_port_and_refresh_make_a_finished_pin(checkout: Checkout, second: Path) 
     for todo in folder.glob("*.todo"):
         todo.unlink()
     assert unsettled(folder) == []
-    assert checkout.run("status").returncode == 0
+    status = checkout.run("status")
+    assert status.returncode == 0 and "unfinished" not in status.stdout
     text = beta.read_text()
     assert "line five\nline VI\n" in text and "line 30 and a half\nline XXXI\n" in text
     assert checkout.run("revert").returncode == 0 and tree_hash(second) == before

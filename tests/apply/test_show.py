@@ -75,7 +75,7 @@ def outdated(checkout: Checkout) -> None:
 STATES = {
     clean: ("clean", "SGLang v1 as released", "apply"),
     without_build: ("applied", "patched for v1", "apply"),
-    edited: ("edited", "patched for v1, and edited since", "revert"),
+    edited: ("edited", "patched for v1, and edited since", "refresh"),
     half: ("partial", "patched for v1, but not whole", "apply"),
     gone: ("partial", "patched for v1, but not whole", "pip install"),
     drifted: ("drifted", "not SGLang v1, the nearest release", "check"),
