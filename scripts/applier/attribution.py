@@ -79,7 +79,8 @@ def owner(through: Stages, edit: Edit) -> Owner | None:
     if best is None:
         return None
     distance, i = best
-    return Owner(i, f"{distance} lines from its nearest hunk" if distance else "next to its lines")
+    lines = f"{distance} {'line' if distance == 1 else 'lines'}"
+    return Owner(i, f"{lines} from its nearest hunk" if distance else "next to its lines")
 
 
 def with_edits(through: Stages, edits: Sequence[Edit], owners: Sequence[int], names: Sequence[str]) -> Stages:

@@ -43,6 +43,7 @@ from applier.say import note, result, result_json
 from applier.settling import REPORT, unsettled
 from applier.show import list_json, list_text, status_text, ways_text
 from applier.state import EXIT_OK, State, inspect, inspect_recorded
+from applier.text import width
 from applier.tree import Tree, command_line, locate
 
 SERVER_NEEDS = ["torch", "transformers", "sgl_kernel", "flashinfer"]
@@ -155,7 +156,7 @@ def port(options: Namespace) -> int:
     """A new pin's folder from an old pin and another release; 1 where something is left to settle."""
     provide_command("git", "git", "port")
     release = load_release(CHECKOUT, choose_pin(CHECKOUT, options.source))
-    tree = locate(options.to)
+    tree = locate(options.to, "--to")
     require_stock(tree, load_manifest(tree) is not None)
     old = release.pin
     plan = plan_port(release, tree, options.name, lambda path: released_file(tree, old, path), report)
@@ -333,7 +334,8 @@ def _say_refreshed(plan: Refresh, pin: Pin, dry_run: bool) -> None:
     if not plan.writes:
         result(f"{pin.name}: nothing to refresh")
     for item in plan.taken:
-        result(f"{item.path}:{item.line} -> {item.into} ({item.why})")
+        line = f"{item.path}:{item.line} -> {item.into} ({item.why})"
+        result(line if len(line) <= width() else f"{item.path}:{item.line}\n  -> {item.into} ({item.why})")
     for path, data in sorted(plan.writes.items()):
         verb = "removed" if data is None else "written"
         result(f"  {'would be ' if dry_run else ''}{verb}: {path}")
@@ -342,7 +344,7 @@ def _say_refreshed(plan: Refresh, pin: Pin, dry_run: bool) -> None:
     for name in plan.empty:
         note(f"{name} became empty: it is out of the series, and what its header says goes with it")
     if plan.left:
-        note(f"no edits, but not as the patches make them; `apply.py apply` brings: {', '.join(plan.left)}")
+        note(f"not taken in, for missing or for older than the patches; `apply.py apply` brings: {', '.join(plan.left)}")
     if plan.ignored:
         note(f"hidden files are no part of an overlay and were left: {', '.join(plan.ignored)}")
 

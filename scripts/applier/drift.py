@@ -17,7 +17,7 @@ from applier.nearest import closest_pin, nearness, version_of
 from applier.pin import Pin, load_pins
 from applier.release import Release
 from applier.released import released_file
-from applier.sidebyside import WIDTH, side_by_side
+from applier.sidebyside import side_by_side
 from applier.state import Difference, State
 from applier.tree import Tree
 
@@ -123,7 +123,7 @@ def fit_lines(fit: Fit, pin: Pin) -> list[str]:
 
 def _file_lines(file: FileFit, pin: Pin) -> list[str]:
     if file.why:
-        return [f"{file.path}: {file.why}"]
+        return _fitting(f"{file.path}: {file.why}")
     found = [file.path]
     for hunk in file.hunks:
         if hunk.state == CLEAN:
@@ -138,7 +138,7 @@ def _file_lines(file: FileFit, pin: Pin) -> list[str]:
 def _fitting(line: str) -> list[str]:
     """A line about a file, or two where it is too long for a terminal."""
     path, _, rest = line.partition(": ")
-    return [line] if len(line) <= WIDTH else [f"{path}:", f"  {rest}"]
+    return [line] if len(line) <= ROWS else [f"{path}:", f"  {rest}"]
 
 
 def _hunk(hunk: HunkFit) -> str:

@@ -20,6 +20,7 @@ CONFLICT = "conflict"  # a person must settle it
 UNKNOWN = "unknown"  # not exact, and the release is not at hand to merge with
 
 DIFFERS = "its lines differ"
+CRLF = "its lines end in CRLF, the release's in LF: convert it (core.autocrlf)"
 DISTINCT = 12  # characters, spaces left out
 
 Read = Callable[[str], "bytes | None"]
@@ -171,6 +172,8 @@ def _fit_file(
     for earlier in before:
         base = apply_hunks(earlier, base)
     release, patched = encode("".join(base)), encode("".join(apply_hunks(file, base)))
+    if b"\r\n" in tree and b"\r\n" not in release and tree.count(b"\n") == tree.count(b"\r\n"):
+        return FileFit(file.path, CONFLICT, tuple(_with(hunk, CONFLICT) for hunk in told), CRLF), tree
     if has_already(tree, release, patched):
         return FileFit(file.path, UPSTREAM, tuple(_with(hunk, UPSTREAM) for hunk in told)), tree
     merged = merge(tree, release, patched)

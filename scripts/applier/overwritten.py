@@ -11,6 +11,7 @@ import shlex
 
 from applier.blob import blob_id, file_blob
 from applier.hunks import find, split_lines
+from applier.layout import HOME
 from applier.manifest import Manifest
 from applier.patchset import PatchSet, decode, take_out
 from applier.tree import Tree
@@ -57,13 +58,21 @@ def without_patches(tree: Tree, path: str, patches: PatchSet | None) -> bytes | 
 
 
 def patched_release(tree: Tree, patches: PatchSet, blobs: dict[str, str]) -> list[str]:
-    """Files that are exactly a release's, given by its blob ids, with the patches in."""
+    """Files that are exactly a release's, given by its blob ids, with the patches in, in a tree without our folder.
+
+    None where they may as well come from upstream: where some files lack the patches, and no other names our package.
+    """
     found = []
     for path in patches.touched:
         base = without_patches(tree, path, patches)
         if base is not None and blob_id(base) == blobs[path]:
             found.append(path)
-    return found
+    return found if len(found) == len(patches.touched) or any(names_us(tree, path) for path in found) else []
+
+
+def names_us(tree: Tree, path: str) -> bool:
+    """Whether a file speaks of our package, which no file of SGLang does."""
+    return HOME.rpartition("/")[2].encode() in (tree.read(path) or b"")
 
 
 def restoring(tree: Tree, pypi: str, paths: list[str]) -> str:

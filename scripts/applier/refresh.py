@@ -213,6 +213,8 @@ def _refresh_file(
             f"{path} was edited in the tree, and the patches changed since they were applied; nothing was written. "
             "Keep the edits, `apply.py revert --force`, `apply.py apply`, and make them again"
         )
+    if not now:
+        raise DriftError(f"{path} is empty now, and patches empty no files; nothing was written. Undo that by hand")
     edits = [
         Edit(at, at + len(hunk.old), hunk.new)
         for hunk in changes(mine, now)

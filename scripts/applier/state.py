@@ -12,7 +12,7 @@ from applier.hunks import split_lines, state_of
 from applier.journal import owned, pending
 from applier.layout import CHECKOUT, HOME, JOURNAL, LIBRARY, MANIFEST, ORIGINALS
 from applier.manifest import Manifest, load_manifest
-from applier.overwritten import another_release, patched_release
+from applier.overwritten import another_release, names_us, patched_release
 from applier.patchset import Patch, decode
 from applier.release import Release, known_patches
 from applier.tree import Tree
@@ -114,12 +114,14 @@ def _untouched(tree: Tree, release: Release) -> State:
     elif ours and not strays:
         state = "partial"
         reasons.append(f"patched by treeverify, but its folder {HOME} is gone")
-    elif strays or set(patches.values()) & {"applied", "partial"}:
+    elif strays or any(names_us(tree, item.path) for item in unknown):
         state = "partial"
         reasons.append(f"patched, but without {MANIFEST}: not by this tool, or the manifest was deleted")
     else:
         state = "drifted"
         reasons.append(f"{len(unknown)} of {len(pin.blobs)} files are not those of {pin.name}")
+        if there := [name for name, kind in patches.items() if kind == "applied"]:
+            reasons.append(f"without our doing it has what these patches do, as upstream may: {', '.join(there)}")
     return State(state, pin.name, None, patches, overlay, {}, unknown=unknown, ours=ours, reasons=reasons)
 
 

@@ -52,20 +52,20 @@ def command_line(tree: Tree, command: str) -> str:
     return f"python3 apply.py {command} --sglang {shlex.quote(str(tree.package))}"
 
 
-def locate(folder: Path) -> Tree:
-    """The tree meant by a repository root, its python/, site-packages or the package itself."""
+def locate(folder: Path, option: str = "--sglang") -> Tree:
+    """The tree meant by a repository root, its python/, site-packages or the package itself; `option` named it."""
     try:
         folder = folder.expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # ~nosuch, a link to itself, a null byte
-        raise UsageError(f"--sglang {folder}: {error}") from None
+        raise UsageError(f"{option} {folder}: {error}") from None
     if not folder.is_dir():
-        raise UsageError(f"--sglang {folder}: no such folder")
+        raise UsageError(f"{option} {folder}: no such folder")
     for place in (folder, *_editable_sources(folder)):
         for candidate in (place, place / "sglang", place / "python" / "sglang"):
             if (candidate / "srt").is_dir() and (candidate / "__init__.py").is_file():
                 return _tree(candidate.resolve())
     raise UsageError(
-        f"--sglang {folder}: no sglang package there; "
+        f"{option} {folder}: no sglang package there; "
         "give a repository root, its python/ folder, site-packages, or the package folder itself"
     )
 

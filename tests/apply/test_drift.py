@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from applier.alike import most_alike
 from applier.blob import blob_id
-from applier.fit import CLEAN, CONFLICT, MERGES, UNKNOWN, UPSTREAM, Fit, fit_patches
+from applier.drift import fit_lines
+from applier.fit import CLEAN, CONFLICT, CRLF, MERGES, UNKNOWN, UPSTREAM, Fit, fit_patches
 from applier.hunks import FilePatch, Hunk
-from applier.layout import Layout
+from applier.layout import CHECKOUT, Layout
 from applier.nearest import closest_pin, nearness
 from applier.patchset import Patch, PatchSet, apply_patches, load_patches
 from applier.pin import Pin, load_pins
 from applier.sidebyside import side_by_side
 from applier.tree import locate
-from checkout import ALPHA, BETA, Checkout, tree_hash
+from checkout import ALPHA, BETA, FIRST, Checkout, tree_hash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,6 +148,20 @@ def test_a_file_that_is_gone(patches: PatchSet, stock: dict[str, bytes]) -> None
     assert states(fit)["0003"] == CONFLICT and "no such file" in fit.patches[2].files[0].why
 
 
+def test_a_file_with_other_line_ends_is_told_so(patches: PatchSet, stock: dict[str, bytes]) -> None:
+    """Not hunk by hunk; a file with one such line is none of them."""
+    whole = {**stock, DRAFT: stock[DRAFT].replace(b"\n", b"\r\n")}
+    fit = fit_patches(patches, whole.get, stock.get)
+    (file,) = fit.patches[2].files
+    assert file.state == CONFLICT and "CRLF" in file.why and fit.content[DRAFT] == whole[DRAFT]
+    assert {hunk.state for hunk in file.hunks} == {CONFLICT}
+    lines = fit_lines(fit, next(iter(load_pins(CHECKOUT))))
+    assert [line for line in lines if "CRLF" in line or "hunk" in line] == [f"    {CRLF}"] and max(map(len, lines)) <= 78
+    one = {**stock, DRAFT: stock[DRAFT].replace(b"\n", b"\r\n", 1)}
+    assert set(states(fit_patches(patches, one.get, stock.get)).values()) == {CLEAN}
+    assert "CRLF" not in fit_patches(patches, {**stock, DRAFT: b""}.get, stock.get).patches[2].files[0].why
+
+
 # The command.
 
 
@@ -216,6 +231,21 @@ def test_what_check_promises_apply_does(checkout: Checkout) -> None:
     assert checkout.run("status").returncode == 0
     assert checkout.run("revert").returncode == 0
     assert tree_hash(checkout.package) == before
+
+
+def test_a_patch_merged_upstream_exactly_is_not_taken_for_ours(checkout: Checkout) -> None:
+    """The file is the release's with the whole patch in, byte for byte, and the rest of the tree has none of it."""
+    checkout.write_patch("0001-hook.patch", "The hook", "srt/alpha.py", FIRST.partition("--- a/python/sglang/srt/beta")[0])
+    drifted(checkout, lambda text: text.replace("line 30\n", "line 30\nline 30 and a half\n"))
+    before = tree_hash(checkout.package)
+    refused = checkout.run("check")
+    assert refused.returncode == 1 and "folder srt/treeverify is gone" not in refused.stderr
+    assert "0002-more.patch: already upstream" in refused.stderr and "they apply with --3way" in refused.stderr
+    status = json.loads(checkout.run("status", "--json").stdout)
+    assert status["state"] == "drifted" and "as upstream may: 0002-more.patch" in str(status["reasons"])
+    assert not any("reinstall" in way["command"] for way in status["advice"])
+    assert checkout.run("apply", "--no-build", "--3way").returncode == 0
+    assert checkout.run("revert").returncode == 0 and tree_hash(checkout.package) == before
 
 
 def test_the_release_is_not_fetched_where_it_is_not_needed(checkout: Checkout) -> None:

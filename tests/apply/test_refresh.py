@@ -496,3 +496,20 @@ def test_a_line_in_every_file_of_the_real_release(real: tuple[Layout, Tree], pin
         assert all(line.startswith("@@ -") for line in lost), lost
         gained += [line for line in new if line not in old and not line.startswith("@@ -")]
     assert sorted(gained) == sorted(f"+# of {path}" for path in pin.blobs)
+
+
+def test_an_emptied_file_is_refused_by_its_name(applied: Checkout) -> None:
+    (applied.package / "srt/beta.py").write_text("")
+    assert "srt/beta.py is empty now" in refusal(applied)
+
+
+def test_what_refresh_says_fits_a_terminal(applied: Checkout) -> None:
+    edit(applied, "srt/beta.py", "line 28\n", "line 28.\n")
+    (applied.package / "srt/treeverify/attention/a_name_that_is_rather_long.py").write_text("x = 1\n")
+    (applied.package / "srt/treeverify/__init__.py").unlink()
+    run = applied.run("refresh")
+    assert run.returncode == 0 and max(map(len, run.stdout.splitlines())) <= 80, run.stdout
+    assert "srt/beta.py:28 -> 0002-more.patch (2 lines from its nearest hunk)\n" in run.stdout
+    assert "a_name_that_is_rather_long.py:1\n  -> overlay/srt/" in run.stdout
+    assert "apply` brings: srt/treeverify/__init__.py" in run.stderr
+    assert (applied.root / "overlay/srt/treeverify/__init__.py").exists()
