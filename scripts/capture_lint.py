@@ -9,9 +9,14 @@ patched files and those that file names, by their names, annotations and assignm
 leave the other branch out. What may stay stands in capture-allow.txt with its reason; an entry there that matches
 nothing is an error. A tree without the overlay is linted from SGLang's own entries, with nothing allowed.
 
-It can't see: calls through values it has no class for (a model's forward, callbacks, getattr with a computed name),
-what other packages do inside (FlashInfer, sgl_kernel, Triton kernels), attributes set from outside their class, what
-single keys of a dict hold, and tensors on the GPU whose name ends in _cpu. Both branches of an undecided test count as
+It can't see: calls through values it has no class for (a model's forward, callbacks, getattr with a computed name or of
+a tensor, `f = t.item` and operator.methodcaller, builtins under other names as in map(int, t)); functions picked from
+several, by a test, a list or a dict, and those that a default, a lambda or partial of a module or an attribute holds;
+what Python calls unasked (operators, len, indexing, iteration, truth, setters and __getattr__ of a class), what a
+decorator puts around a function, and exec; overrides in classes below the one an annotation names, unless capture.toml
+does; classes inside functions; what other packages do inside (FlashInfer, sgl_kernel, Triton kernels), attributes set
+from outside their class, what ** and nonlocal carry, what single keys of a dict hold, and tensors on the GPU whose name
+ends in _cpu. Both branches of an undecided test count as
 run, and branches that end in `raise` are left out: refusals may cost what they like. Whether a step really never waits
 is measured on the GPU (scripts/gpu/e2e.sh).
 

@@ -344,7 +344,9 @@ def _say_refreshed(plan: Refresh, pin: Pin, dry_run: bool) -> None:
     for name in plan.empty:
         note(f"{name} became empty: it is out of the series, and what its header says goes with it")
     if plan.left:
-        note(f"not taken in, for missing or for older than the patches; `apply.py apply` brings: {', '.join(plan.left)}")
+        note(
+            f"not taken in, for missing or for older than the patches; `apply.py apply` brings: {', '.join(plan.left)}"
+        )
     if plan.ignored:
         note(f"hidden files are no part of an overlay and were left: {', '.join(plan.ignored)}")
 

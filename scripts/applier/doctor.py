@@ -156,9 +156,7 @@ def _check_gpus(gpus: list[Gpu], state: State | None, where: str, mend: list[Men
             mend.append(Mend(f"{gpu.name}: {_path(gpu)}; the server will refuse to start", None, f"unset {PATH}"))
 
 
-def _check_tree(
-    tree: Tree | None, state: State | None, where: str, open_points: list[str], mend: list[Mend]
-) -> None:
+def _check_tree(tree: Tree | None, state: State | None, where: str, open_points: list[str], mend: list[Mend]) -> None:
     if tree is None or state is None:
         mend.append(Mend("no tree yet", "apply makes one from PyPI", "python3 apply.py apply"))
     elif open_points:

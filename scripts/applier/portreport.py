@@ -44,7 +44,7 @@ def _lines(port: Port) -> Iterator[str]:
     yield f"2. `apply.py apply --no-build --force --pin {port.name} --sglang DIR` puts in what fits."
     yield f"3. Make the hunks of each `{TODO}` file by hand in DIR, `apply.py refresh --sglang DIR --patch NAME` (with"
     yield f"   `--add PATH` for a file that no patch touches yet), then delete the `{TODO}` file."
-    yield "4. Imports of the overlay, listed below: write the file for this pin in its `overlay/`, then delete the line."
+    yield "4. Imports of the overlay, listed below: write the file for this pin in its `overlay/`, delete the line."
     yield f"5. Bring the tests of {old} over; the `Test:` lines of the headers still name those."
     for patch in port.fit.patches:
         files = [file for file in patch.files if file.state not in (CLEAN, MERGES, UPSTREAM)]

@@ -20,6 +20,8 @@ STDLIB = frozenset(
 )
 COMPILED = ("jit", "register_fake")
 """Decorators of functions that do not run as Python."""
+UNCALLED = frozenset("isinstance issubclass hasattr getattr setattr callable type id print repr str is_tensor".split())
+"""What does not call a function that it is given."""
 POOLS = frozenset(("get_key_buffer", "get_value_buffer"))
 """Methods that give a layer's whole KV buffer."""
 
@@ -44,8 +46,14 @@ class Expressions(Tests):
                 return self._index(node, self.value(base, env), index, env)
             case ast.Compare(left=left, ops=ops, comparators=others):
                 values = [self.value(left, env), *(self.value(other, env) for other in others)]
+                if any(isinstance(op, ast.In | ast.NotIn) for op in ops):
+                    self.report([rule for one in values[1:] for rule in rules.of_truth(one)], node)
                 identity = all(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in ops)
                 return mixed(values, mask=True) if not identity else HOST
+            case ast.BinOp(left=ast.Constant(value=str()), op=ast.Mod(), right=right):
+                values = [self.value(one, env) for one in (right.elts if isinstance(right, ast.Tuple) else [right])]
+                self.report([rule for one in values for rule in rules.of_text(one)], node)
+                return HOST
             case ast.BinOp(left=left, right=right):
                 values = [self.value(left, env), self.value(right, env)]
                 if all(one.sequence for one in values):
@@ -181,16 +189,32 @@ class Expressions(Tests):
         args, keywords = self._arguments(node, env)
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         outside = callee.ref.name if isinstance(callee.ref, External) and receiver is None else ""
+        name = outside.rpartition(".")[2] or name  # under whatever name it was imported
         call = Call(node, name, outside, receiver, args, keywords, self.on_device)
         entered = isinstance(callee.ref, FunctionRef | ClassRef)
         followed = entered and isinstance(callee.ref, FunctionRef) and callee.ref.module.path in self.walker.scope
         broken = rules.of_call(call)
         self.report([rule for rule in broken if not entered or (rule in rules.BY_NAME and not followed)], node)
+        if not entered:
+            self._handed(call)
         its = self._outcome(call, callee, env)
         its = replace(DEVICE, pool=True) if name in POOLS else its
         if not entered and its.device and (call.torch or (receiver is not None and receiver.device)):
             self.launches += 1
         return its
+
+    def _handed(self, call: Call) -> None:
+        """A function given to what is not followed counts as called there, by partial and map with what they are given."""
+        given = list(call.args[1:])
+        for at, value in enumerate([*call.args, *call.keywords.values()]):
+            if not isinstance(value.ref, FunctionRef) or call.name in UNCALLED:
+                continue
+            args = {"partial": given, "map": [element(one) for one in given]}.get(call.name, []) if at == 0 else []
+            keywords = call.keywords if call.name == "partial" else {}
+            if value.ref.owner and not value.scope and not value.ref.has_decorator("staticmethod"):
+                args = [Value(HOST.where, instance=value.ref.owner), *args]
+            scope = value.scope.env if value.scope else None
+            self._enter(call.node, value.ref, args, {**keywords, MORE: UNKNOWN}, scope)
 
     def _callee(self, func: ast.expr, env: Env) -> tuple[Value, Value | None]:
         """What is called, and what it is called on where it is a method."""

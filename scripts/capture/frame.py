@@ -7,6 +7,7 @@ import ast
 
 from capture import rules
 from capture.expressions import Expressions, fixed
+from capture.known import MORE
 from capture.project import Function, FunctionRef
 from capture.truth import dotted
 from capture.values import HOST, NONE, UNKNOWN, Env, Scope, Value, element, join
@@ -70,6 +71,8 @@ class Frame(Expressions):
             case ast.Match(subject=subject, cases=cases):
                 self.value(subject, env)
                 for case in cases:
+                    if case.guard is not None:
+                        self.truth(case.guard, env)
                     self._maybe(case.body, env)
         return True
 
@@ -117,7 +120,7 @@ class Frame(Expressions):
     def _with(self, items: list[ast.withitem], body: list[ast.stmt], env: Env) -> bool:
         before = self.on_device
         for item in items:
-            its = self.value(item.context_expr, env)
+            its = self._entered(item.context_expr, self.value(item.context_expr, env))
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, its, env)
             if ast.unparse(item.context_expr).startswith("torch.device(") and "cpu" not in ast.unparse(item):
@@ -125,6 +128,16 @@ class Frame(Expressions):
         alive = self.run(body, env)
         self.on_device = before
         return alive
+
+    def _entered(self, node: ast.expr, its: Value) -> Value:
+        """What `with` gives: __enter__ and __exit__ of a class of the package are calls."""
+        if its.instance is None:
+            return its
+        given = UNKNOWN
+        for name in ("__exit__", "__enter__"):
+            method = self.walker.project.method(its.instance, name)
+            given = self._enter(node, method, [its], {MORE: UNKNOWN}, None) if method else its
+        return given
 
     def _import(self, node: ast.Import | ast.ImportFrom, env: Env) -> None:
         for alias in node.names:

@@ -29,6 +29,8 @@ class Module:
     path: str
     tree: ast.Module
     names: dict[str, ast.AST] = field(default_factory=dict)
+    stars: list[ast.ImportFrom] = field(default_factory=list)
+    """Its imports of all that another module has."""
 
     @property
     def dotted(self) -> list[str]:
@@ -134,8 +136,13 @@ class Project:
     def lookup(self, module: Module, name: str, seen: frozenset[str] = frozenset()) -> Named | None:
         """What a top-level name of a module stands for, imports followed to their end."""
         node = module.names.get(name)
-        if node is None or f"{module.path}:{name}" in seen:
+        if f"{module.path}:{name}" in seen:
             return None
+        if node is None:
+            further = seen | {f"{module.path}:{name}"}
+            homes = [self._named(self._source(module, star)) for star in module.stars]
+            found = [self.lookup(home, name, further) for home in homes if isinstance(home, Module)]
+            return next((one for one in found if one is not None), None)
         if isinstance(node, ast.Import | ast.ImportFrom):
             return self.imported(module, node, name, seen | {f"{module.path}:{name}"})
         if isinstance(node, ast.ClassDef):
@@ -153,12 +160,17 @@ class Project:
                 if (alias.asname or alias.name.split(".")[0]) == name:
                     return self._named(alias.name if alias.asname else name)
             return None
-        base = ".".join([*module.dotted[: len(module.dotted) - node.level + 1], *filter(None, [node.module])])
-        start = base if node.level else node.module or ""
+        start = self._source(module, node)
         for alias in node.names:
             if (alias.asname or alias.name) == name:
                 return self._member(start, alias.name, seen)
         return None
+
+    @staticmethod
+    def _source(module: Module, node: ast.ImportFrom) -> str:
+        """The dotted name of what a `from` imports from."""
+        base = ".".join([*module.dotted[: len(module.dotted) - node.level + 1], *filter(None, [node.module])])
+        return base if node.level else node.module or ""
 
     def _member(self, dotted: str, name: str, seen: frozenset[str]) -> Named | None:
         home = self._named(dotted)
@@ -288,6 +300,8 @@ class Project:
         module = Module(path, tree)
         for node in _top_level(tree.body):
             if isinstance(node, ast.Import | ast.ImportFrom):
+                if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                    module.stars.append(node)
                 for alias in node.names:
                     bound = alias.asname or (alias.name.split(".")[0] if isinstance(node, ast.Import) else alias.name)
                     module.names[bound] = node

@@ -81,7 +81,12 @@ def of_call(call: Call) -> Iterator[str]:
         yield "pool-cast"
     if name in PLANS and receiver is not None and not receiver.tensor:
         yield "plan"
-    if (name in LOGS and receiver is not None) or (receiver is None and name in ("print", "str", "repr", "format")):
+    unbound = call.torch.startswith("Tensor.") and any(one.device for one in call.args)
+    if unbound and name in READS | NONZERO:
+        yield "host-read" if name in READS else "nonzero"
+    if (name in LOGS | {"format"} and receiver is not None) or (
+        receiver is None and name in ("print", "str", "repr", "format")
+    ):
         if any(one.device for one in values):
             yield "format"
 

@@ -156,7 +156,9 @@ def test_a_file_with_other_line_ends_is_told_so(patches: PatchSet, stock: dict[s
     assert file.state == CONFLICT and "CRLF" in file.why and fit.content[DRAFT] == whole[DRAFT]
     assert {hunk.state for hunk in file.hunks} == {CONFLICT}
     lines = fit_lines(fit, next(iter(load_pins(CHECKOUT))))
-    assert [line for line in lines if "CRLF" in line or "hunk" in line] == [f"    {CRLF}"] and max(map(len, lines)) <= 78
+    assert [line for line in lines if "CRLF" in line or "hunk" in line] == [f"    {CRLF}"] and max(
+        map(len, lines)
+    ) <= 78
     one = {**stock, DRAFT: stock[DRAFT].replace(b"\n", b"\r\n", 1)}
     assert set(states(fit_patches(patches, one.get, stock.get)).values()) == {CLEAN}
     assert "CRLF" not in fit_patches(patches, {**stock, DRAFT: b""}.get, stock.get).patches[2].files[0].why
@@ -235,7 +237,9 @@ def test_what_check_promises_apply_does(checkout: Checkout) -> None:
 
 def test_a_patch_merged_upstream_exactly_is_not_taken_for_ours(checkout: Checkout) -> None:
     """The file is the release's with the whole patch in, byte for byte, and the rest of the tree has none of it."""
-    checkout.write_patch("0001-hook.patch", "The hook", "srt/alpha.py", FIRST.partition("--- a/python/sglang/srt/beta")[0])
+    checkout.write_patch(
+        "0001-hook.patch", "The hook", "srt/alpha.py", FIRST.partition("--- a/python/sglang/srt/beta")[0]
+    )
     drifted(checkout, lambda text: text.replace("line 30\n", "line 30\nline 30 and a half\n"))
     before = tree_hash(checkout.package)
     refused = checkout.run("check")

@@ -31,11 +31,43 @@ def places(found: list[Finding]) -> set[tuple[str, int]]:
         "from .deep import read\n\n\ndef step(t):\n    def inner():\n        read(t)\n\n    inner()\n",
         "from .deep import read\n\n\ndef step(t):\n    return [read(x) for x in (t, t)]\n",
         "from .deep import read\n\n\ndef step(t):\n    with torch.no_grad():\n        read(t)\n",
+        "from .deep import *\n\n\ndef step(t):\n    read(t)\n",
+        "from functools import partial as p\n\nfrom .deep import read\n\n\ndef step(t):\n    p(read, t)()\n",
+        "import functools\n\nfrom .deep import read\n\n\ndef step(t):\n    functools.partial(read, t=t)\n",
+        "from .deep import read\n\n\ndef step(t):\n    return list(map(read, [t]))\n",
+        "import threading\n\nfrom .deep import read\n\n\ndef step(t):\n    threading.Thread(target=read).start()\n",
+        "from .deep import read\n\n\ndef step(t):\n    def inner():\n        read(t)\n\n    t.register_hook(inner)\n",
     ],
 )
 def test_functions_are_followed(lint: Lint, call: str) -> None:
     found = lint({"srt/m.py": call, "srt/deep.py": READ})
     assert places(found) == {("srt/deep.py", 5)} and found[0].source == "t.item()"
+
+
+@pytest.mark.parametrize("name", ["__enter__", "__exit__"])
+def test_what_with_calls(lint: Lint, name: str) -> None:
+    other = {"__enter__": "__exit__", "__exit__": "__enter__"}[name]
+    text = f"""
+        import torch
+
+        class Guard:
+            def __init__(self, t: torch.Tensor):
+                self.t = t
+            def {name}(self, *args):
+                self.t.item()
+            def {other}(self, *args):
+                return self.t
+
+        def step(t: torch.Tensor):
+            with Guard(t) as given:
+                return given
+    """
+    assert [one.source for one in lint({"srt/m.py": text})] == ["self.t.item()"]
+
+
+def test_a_function_that_is_asked_about_is_not_called(lint: Lint) -> None:
+    step = "from .deep import read\n\n\ndef step(t):\n    return callable(read) and hasattr(read, 'x')\n"
+    assert lint({"srt/m.py": step, "srt/deep.py": READ}) == []
 
 
 CLASSES = """\

@@ -49,6 +49,7 @@ BAD = {
         "with torch.no_grad():\n    t.item()",
         "try:\n    t.item()\nfinally:\n    pass",
         "a = lambda: t.item()",
+        "torch.Tensor.item(t)",
     ],
     "synchronize": [
         "torch.cuda.synchronize()",
@@ -56,6 +57,7 @@ BAD = {
         "pool.device_module.synchronize()",
         "event = torch.cuda.Event()\nevent.synchronize()",
         "torch.cuda.empty_cache()",
+        "from torch.cuda import synchronize as wait\nwait()",
     ],
     "branch": [
         "if t.any():\n    n = 1",
@@ -66,6 +68,8 @@ BAD = {
         "x = n and t.any() and n",
         "if not t[0]:\n    n = 1",
         "x = [r for r in reqs if t[0]]",
+        "x = 3 in t",
+        "match n:\n    case 1 if t.any():\n        n = 2",
     ],
     "nonzero": [
         "t.nonzero()",
@@ -133,6 +137,9 @@ BAD = {
         'x = f"lengths: {t}"',
         'logger.info("lengths %s", t)',
         "x = str(t)",
+        'x = "lengths %s" % t',
+        'x = "%d: %s" % (n, t)',
+        'x = "{}".format(t)',
     ],
 }
 GOOD = {
@@ -161,6 +168,8 @@ GOOD = {
         "if t.dtype == torch.int32:\n    n = 1",
         "assert t.device.type == 'cuda'",
         "if isinstance(t, torch.Tensor):\n    n = 1",
+        "x = n in reqs and 3 in t.shape and 3 not in lens_cpu",
+        "match n:\n    case 1 if t.shape[0]:\n        n = 2",
     ],
     "nonzero": ["x = torch.where(t > 0, t, 0)", "lens_cpu.nonzero()", "x = torch.sort(t)"],
     "mask-index": [
@@ -216,6 +225,8 @@ GOOD = {
         'x = f"{t.shape} {n}"',
         'logger.info("%s of %d", t.dtype, n)',
         'x = f"{t=}" if t is None else ""',
+        'x = "%d: %s" % (n, t.shape)',
+        'x = "{} {}".format(n, t.dtype)',
     ],
 }
 
