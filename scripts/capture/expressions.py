@@ -204,7 +204,7 @@ class Expressions(Tests):
         return its
 
     def _handed(self, call: Call) -> None:
-        """A function given to what is not followed counts as called there, by partial and map with what they are given."""
+        """A function given to what is not followed counts as called; by partial and map with what they are given."""
         given = list(call.args[1:])
         for at, value in enumerate([*call.args, *call.keywords.values()]):
             if not isinstance(value.ref, FunctionRef) or call.name in UNCALLED:
