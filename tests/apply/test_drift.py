@@ -252,6 +252,13 @@ def test_a_patch_merged_upstream_exactly_is_not_taken_for_ours(checkout: Checkou
     assert checkout.run("revert").returncode == 0 and tree_hash(checkout.package) == before
 
 
+def test_a_file_that_speaks_of_our_package_is_ours(checkout: Checkout) -> None:
+    """Without our folder and not as any patch makes it, so neither the release's nor upstream's."""
+    (checkout.package / "srt/alpha.py").write_text(f"from sglang.srt import treeverify\n{ALPHA}")
+    status = json.loads(checkout.run("status", "--json").stdout)
+    assert status["state"] == "partial" and "patched, but without" in str(status["reasons"])
+
+
 def test_the_release_is_not_fetched_where_it_is_not_needed(checkout: Checkout) -> None:
     """Exact hunks need no merge; there is no sglang 1.0 to fetch."""
     beta = checkout.package / "srt/beta.py"

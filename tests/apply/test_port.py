@@ -252,6 +252,11 @@ def test_port_and_refresh_make_a_finished_pin(checkout: Checkout, second: Path) 
     assert apply_patches(release.patches, locate(second).read)["srt/beta.py"].decode() == text
 
 
+def test_a_folder_that_is_none_is_told_by_the_option_that_named_it(checkout: Checkout, tmp_path: Path) -> None:
+    told = run_port(checkout, tmp_path / "none")
+    assert (told["code"], told["error"]) == (2, f"--to {tmp_path / 'none'}: no such folder")
+
+
 def test_a_patched_tree_is_no_release(newer: Tree) -> None:
     require_stock(newer, patched=False)
     with pytest.raises(DriftError, match="is patched"):
