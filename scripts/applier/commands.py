@@ -135,7 +135,7 @@ def revert(options: Namespace) -> int:
         put_aside(tree, [item.path for item in state.edits])
         journal.carry_out(tree, changes)
     kept = f", all but {len(state.foreign)} of another release" if state.foreign else ""
-    result(f"{tree.package}: reverted, {len(manifest.files)} files as released{kept}")
+    result(f"{tree.package}: reverted, {len(manifest.files)} files as they were{kept}")
     return 0
 
 

@@ -136,9 +136,14 @@ def _file_lines(file: FileFit, pin: Pin) -> list[str]:
 
 
 def _fitting(line: str) -> list[str]:
-    """A line about a file, or two where it is too long for a terminal."""
+    """A line about a file, or two or three where it is too long for a terminal."""
+    if len(line) <= ROWS:
+        return [line]
     path, _, rest = line.partition(": ")
-    return [line] if len(line) <= ROWS else [f"{path}:", f"  {rest}"]
+    if len(rest) <= ROWS:
+        return [f"{path}:", f"  {rest}"]
+    what, _, remark = rest.rpartition(" (")
+    return [f"{path}:", f"  {what}", f"  ({remark}"]
 
 
 def _hunk(hunk: HunkFit) -> str:

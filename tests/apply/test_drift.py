@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -257,6 +258,17 @@ def test_a_file_that_speaks_of_our_package_is_ours(checkout: Checkout) -> None:
     (checkout.package / "srt/alpha.py").write_text(f"from sglang.srt import treeverify\n{ALPHA}")
     status = json.loads(checkout.run("status", "--json").stdout)
     assert status["state"] == "partial" and "patched, but without" in str(status["reasons"])
+
+
+def test_what_differs_fits_a_terminal(checkout: Checkout) -> None:
+    """A file that differs and was edited since the commit of its repository, told with all that is known of it."""
+    git = ["git", "-C", str(checkout.package.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "the release"]):
+        subprocess.run([*git, *arguments], check=True)
+    drifted(checkout, lambda text: text + "line 41\n")
+    report = checkout.run("check").stderr.splitlines()
+    at = report.index("  srt/beta.py:")
+    assert report[at + 2] == "    (+1 -0 lines, edited since the commit)" and max(map(len, report[1:])) <= 80
 
 
 def test_the_release_is_not_fetched_where_it_is_not_needed(checkout: Checkout) -> None:
