@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     except ApplierError as error:
         return _refuse(error, as_json)
     except PermissionError as error:
-        return _refuse(UsageError(f"no permission for {error.filename}; run as the owner of the tree"), as_json)
+        return _refuse(UsageError(f"no permission for {error.filename}; run as the owner of its folder"), as_json)
     except BrokenPipeError:  # whoever read our output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

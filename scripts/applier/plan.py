@@ -189,7 +189,7 @@ def _require_identity(tree: Tree, release: Release, state: State, anyway: bool, 
         mend = restoring(tree, release.pin.pypi, state.ours)
         raise DriftError(
             f"{tree.package} is patched by treeverify, but its folder {HOME} is gone, and the kept originals with it; "
-            f"restore these {len(state.ours)} files with `{mend}`, then run the command again",
+            f"restore its patched files with `{mend}`, then run the command again",
             state.ours,
         )
     if not state.unknown or anyway:
