@@ -50,7 +50,7 @@ fails command -v git
 MADE_HERE = """
 python3 apply.py --arch 120
 python3 apply.py status
-case "$(python3 apply.py doctor)" in *"PyPI nvidia-cuda-nvcc"*) ;; *) exit 1 ;; esac
+case "$(python3 apply.py doctor --json)" in *"PyPI nvidia-cuda-nvcc"*) ;; *) exit 1 ;; esac
 """
 DOCKER = """
 mkdir -p /sgl-workspace
