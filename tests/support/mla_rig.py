@@ -235,6 +235,16 @@ class Step:
         q, k = torch.cat([self.q_nope, self.q_rope], -1), torch.cat([self.k, self.k_rope], -1)
         return backend.forward_extend(q.flatten(1), k, self.k, self.rig.layer, batch)
 
+    def found(self, out: torch.Tensor) -> dict[str, Any]:
+        """What a test asks of an attention's output: its error with the tree and with a chain, and the KV it wrote."""
+        saved = self.rig.pool.kv_buffer[0][self.out_cache_loc, 0]
+        return {
+            "tree": worst_row(out, self.expected()),
+            "causal": worst_row(out, self.expected(causal(self.bs, self.n))),
+            "kv": bool(torch.equal(saved, torch.cat([self.k, self.k_rope], -1)[:, 0])),
+            "shape": list(out.shape),
+        }
+
     def expected(self, visible: torch.Tensor | None = None) -> torch.Tensor:
         """float64 [T, H * 512], written out once more here: softmax over prefix and visible draft rows.
 

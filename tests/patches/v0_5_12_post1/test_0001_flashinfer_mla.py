@@ -17,8 +17,7 @@ def eager(
     kind: str, prefixes: list[int], n: int, chain: bool = False, split: bool = True, **args: Any
 ) -> dict[str, Any]:
     """One eager step through the real hooks, against the tree and against a causal mask."""
-    import torch
-    from mla_rig import Rig, causal, worst_row
+    from mla_rig import Rig
 
     algorithm = {"eagle": "EAGLE", "dflash": "DFLASH"}.get(kind, "NGRAM")
     rig = Rig(speculative_algorithm=algorithm, speculative_num_draft_tokens=n, **args)
@@ -28,12 +27,8 @@ def eager(
     batch = step.forward_batch(kind)
     backend.init_forward_metadata(batch)
     out = step.attend(backend, batch, split)
-    saved = rig.pool.kv_buffer[0][step.out_cache_loc, 0]
     return {
-        "tree": worst_row(out, step.expected()),
-        "causal": worst_row(out, step.expected(causal(len(prefixes), n))),
-        "kv": bool(torch.equal(saved, torch.cat([step.k, step.k_rope], -1)[:, 0])),
-        "shape": list(out.shape),
+        **step.found(out),
         "planned": any(w.planned is not None for w in (backend.prefill_wrapper_verify, backend.prefill_wrapper_paged)),
     }
 

@@ -86,8 +86,6 @@ def eager(
     q_layout: str = "joined",
 ) -> dict[str, Any]:  # fmt: skip
     """One eager step, against the tree and against a causal mask."""
-    import torch
-    from mla_rig import causal, worst_row
 
     rig = _rig(kind, n, dtype)
     step, backend = rig.step(prefixes, n, chain=chain), _backend(rig, on)
@@ -95,12 +93,8 @@ def eager(
     backend.init_forward_metadata(batch)
     metadata = backend.forward_metadata
     out = _extend(step, backend, batch, q_layout)
-    saved = rig.pool.kv_buffer[0][step.out_cache_loc, 0]
     return {
-        "tree": worst_row(out, step.expected()),
-        "causal": worst_row(out, step.expected(causal(len(prefixes), n))),
-        "kv": bool(torch.equal(saved, torch.cat([step.k, step.k_rope], -1)[:, 0])),
-        "shape": list(out.shape),
+        **step.found(out),
         "metadata": type(metadata).__name__,
         "index": str(metadata.kv_indices.dtype),
         "form": batch.spec_info.mask_form.name if kind == "ddtree" else None,
