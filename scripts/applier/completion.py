@@ -8,7 +8,6 @@ import sys
 
 from applier.errors import ApplierError
 from applier.layout import CHECKOUT
-from applier.pin import load_pins
 from applier.toolchain import KNOWN_SINCE
 
 ARCHES = sorted({"80", "86", "89", "90a", *KNOWN_SINCE} - {"90"}, key=lambda arch: int(arch.rstrip("a")))
@@ -47,8 +46,10 @@ def _set(action: argparse.Action, completer: object) -> None:
 
 def _pins(**_: object) -> list[str]:
     try:
+        from applier.pin import load_pins  # Python 3.10 needs tomli for it
+
         return [pin.name for pin in load_pins(CHECKOUT)]
-    except ApplierError:
+    except (ApplierError, ImportError):
         return []
 
 
