@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class Captured(Generic[Key, Result]):
-    """A function of tensors that stay where they are: a graph for each key that was captured, else a plain call.
+    """A function of tensors that stay where they are, as a graph for each key.
 
     A graph's result is the same object, and the same memory, every time.
     """
@@ -26,6 +26,7 @@ class Captured(Generic[Key, Result]):
     @torch.no_grad()
     def capture(self, keys: Iterable[Key]) -> int:
         """Captures anew, the keys that need most memory first: the others share it. Returns the number of graphs."""
+        keys = list(keys)
         self._graphs.clear()
         pool = torch.cuda.graph_pool_handle()
         for key in keys:
@@ -37,13 +38,15 @@ class Captured(Generic[Key, Result]):
             self._graphs[key] = graph, result
         return len(self._graphs)
 
+    @property
+    def keys(self) -> list[Key]:
+        """Those captured, in that order."""
+        return list(self._graphs)
+
     def __contains__(self, key: Key) -> bool:
         return key in self._graphs
 
     def __call__(self, key: Key) -> Result:
-        captured = self._graphs.get(key)
-        if captured is None:
-            return self._run(key)
-        graph, result = captured
+        graph, result = self._graphs[key]
         graph.replay()
         return result

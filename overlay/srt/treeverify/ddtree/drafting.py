@@ -36,13 +36,14 @@ class Drafting:
         self._hidden = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self._starts = torch.zeros(2, MAX_BATCH, dtype=torch.int64, device=weight.device)
         self._graphs = Captured(self._buffered)
-        self._keys: list[tuple[int, int]] = []
 
     def capture(self, batch: int, widths: Iterable[int]) -> int:
         """Captures graphs of up to `batch` requests and of trees of these many nodes; returns their number."""
-        self._keys = list(product(range(min(batch, MAX_BATCH), 0, -1), widths))
+        return self._capture(product(range(min(batch, MAX_BATCH), 0, -1), widths))
+
+    def _capture(self, keys: Iterable[tuple[int, int]]) -> int:
         self._weight = self._lm_head.weight.data_ptr()
-        return self._graphs.capture(self._keys)
+        return self._graphs.capture(keys)
 
     def __call__(
         self, hidden: torch.Tensor, root: torch.Tensor, prefix_lens: torch.Tensor, n: int
@@ -59,7 +60,7 @@ class Drafting:
         if (bs, n) not in self._graphs:
             return self._draft(hidden, root, prefix_lens, n)
         if self._lm_head.weight.data_ptr() != self._weight:  # the weights were replaced
-            self.capture(max(batch for batch, _ in self._keys), dict.fromkeys(width for _, width in self._keys))
+            self._capture(self._graphs.keys)
         self._hidden[:bs].copy_(hidden)
         torch.stack((root, prefix_lens), out=self._starts[:, :bs])
         return self._graphs((bs, n))
