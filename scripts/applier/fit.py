@@ -30,7 +30,7 @@ Read = Callable[[str], "bytes | None"]
 class HunkFit:
     """One hunk: `number` counts from 1, `line` is where it stands or should (1-based), `why` is said for people.
 
-    Where it conflicts, `found` are the lines of the tree that look most like those it expects; None: none do.
+    Where it conflicts, or isn't exact and there is nothing to merge with, `found` are the lines of the tree that look most like those it expects; None: none do.
     """
 
     number: int
@@ -42,7 +42,7 @@ class HunkFit:
 
     def as_json(self) -> dict[str, Any]:
         head = {"hunk": self.number, "state": self.state, "line": self.line, "why": self.why}
-        if self.state != CONFLICT:
+        if self.state != CONFLICT and self.found is None:
             return head
         sides = {"expected": self.hunk.old, "found": self.found, "wanted": self.hunk.new}
         return head | {name: lines and [line.rstrip("\n") for line in lines] for name, lines in sides.items()}
@@ -166,8 +166,9 @@ def _fit_file(
     if all(hunk.state == UPSTREAM for hunk in told):
         return FileFit(file.path, UPSTREAM, told), tree
     pristine = released(file.path) if released else None
+    disk = split_lines(decode(read(file.path) or b""))
     if pristine is None:
-        return FileFit(file.path, UNKNOWN, told), tree
+        return FileFit(file.path, UNKNOWN, tuple(_with_found(hunk, disk) for hunk in told)), tree
     base = split_lines(decode(pristine))
     for earlier in before:
         base = apply_hunks(earlier, base)
@@ -179,7 +180,7 @@ def _fit_file(
     merged = merge(tree, release, patched)
     if merged is not None and not doubles(file.hunks, release, tree, merged) and still_valid(file.path, tree, merged):
         return FileFit(file.path, MERGES, tuple(_with(hunk, MERGES) for hunk in told)), merged
-    hunks, after = _one_by_one(file, tree, base, told, split_lines(decode(read(file.path) or b"")))
+    hunks, after = _one_by_one(file, tree, base, told, disk)
     if not still_valid(file.path, tree, after):
         return FileFit(file.path, CONFLICT, hunks, "the merge is no valid Python"), tree
     return FileFit(file.path, CONFLICT if any(hunk.state == CONFLICT for hunk in hunks) else MERGES, hunks), after
@@ -230,6 +231,14 @@ def _with(hunk: HunkFit, state: str) -> HunkFit:
     if hunk.state in (CLEAN, UPSTREAM):
         return hunk
     return replace(hunk, state=state)
+
+
+def _with_found(hunk: HunkFit, disk: list[str]) -> HunkFit:
+    """A hunk whose lines differ, with those of the tree that look most like them."""
+    if hunk.state != UNKNOWN or hunk.why != DIFFERS:
+        return hunk
+    line, found = most_alike(hunk.hunk.old, disk) or (hunk.line, None)
+    return replace(hunk, line=line, found=found)
 
 
 def _added(hunk: Hunk) -> list[tuple[str, ...]]:

@@ -69,10 +69,10 @@ def plan_apply(
         return base[path] if path in base else tree.read(path)
 
     require_contract(release.pin, pristine)
-    if three_way:
+    if three_way or forked(release, state.manifest):
         fit = merge_patches(tree, release, base)
     else:
-        apply_patches(release.patches, pristine)  # says what does not fit
+        _require_exact(tree, release, state, pristine, fetch)
         fit = fit_patches(release.patches, pristine, None)
     patched = dict(fit.content)
     if open_points:  # edits of files that no patch of the pin touches yet are to be told from the release
@@ -129,7 +129,7 @@ def revert_changes(tree: Tree, manifest: Manifest, patches: PatchSet | None = No
         if blob == blobs["base"]:
             continue
         if blob == blobs["applied"] or not another:
-            changes.append(Change(path, now, _original(tree, path, blobs["base"])))
+            changes.append(Change(path, now, original(tree, path, blobs["base"])))
         elif (without := without_patches(tree, path, patches)) is not None:
             changes.append(Change(path, now, without))
         else:
@@ -161,10 +161,17 @@ def originals(tree: Tree, manifest: Manifest | None) -> dict[str, bytes]:
     """The release's content of every file the manifest lists, as kept at apply time."""
     if manifest is None:
         return {}
-    return {path: _original(tree, path, blobs["base"]) for path, blobs in manifest.files.items()}
+    return {path: original(tree, path, blobs["base"]) for path, blobs in manifest.files.items()}
 
 
-def _original(tree: Tree, path: str, blob: str) -> bytes:
+def forked(release: Release, manifest: Manifest | None) -> list[str]:
+    """Touched files that were not the release's when they were patched: by --force or --3way, in somebody's fork."""
+    files = manifest.files if manifest else {}
+    return sorted(path for path, blobs in files.items() if release.pin.blobs.get(path, blobs["base"]) != blobs["base"])
+
+
+def original(tree: Tree, path: str, blob: str) -> bytes:
+    """A touched file as it was before it was patched. DriftError where the tree's copy of it is gone or damaged."""
     data = tree.read(f"{ORIGINALS}/{blob}")
     if data is None or blob_id(data) != blob:
         raise DriftError(
@@ -179,6 +186,21 @@ def _ours(manifest: Manifest | None) -> list[str]:
         return []
     kept = sorted({f"{ORIGINALS}/{blobs['base']}" for blobs in manifest.files.values()})
     return [*manifest.overlay, *kept, *([LIBRARY] if manifest.kernels else [])]
+
+
+def _require_exact(tree: Tree, release: Release, state: State, pristine: Read, fetch: bool) -> None:
+    """DriftError where a hunk is not exact: of a tree that is no release the report that a refusal without --force has."""
+    try:
+        apply_patches(release.patches, pristine)
+    except DriftError:
+        if not state.unknown:
+            raise
+        drift = examine(tree, release, state, fetch)
+        raise DriftError(
+            f"--force takes exact hunks alone, and some are not; nothing was changed. As for the patches, {drift.way}",
+            drift.lines(),
+            drift.as_json(),
+        ) from None
 
 
 def _require_identity(tree: Tree, release: Release, state: State, anyway: bool, fetch: bool) -> None:

@@ -13,6 +13,7 @@ from applier.attribution import Edit, Owner, Stages, owner, stages, with_edits
 from applier.blob import blob_id
 from applier.checkoutfiles import replace_all
 from applier.errors import DriftError, UsageError
+from applier.forks import Fork, forks_of, require_same
 from applier.hunks import FilePatch, split_lines
 from applier.journal import Change, carry_out
 from applier.layout import HOME, MANIFEST, ORIGINALS, Layout
@@ -22,7 +23,7 @@ from applier.patchset import apply_patches, decode, encode, load_patches
 from applier.patchtext import PatchText, parse
 from applier.pin import Pin, choose_pin, load_pin
 from applier.pintext import settled, with_blobs, without
-from applier.plan import refuse_edits
+from applier.plan import forked, original, refuse_edits
 from applier.release import Release, load_release, takes
 from applier.released import released_file
 from applier.settling import TODO
@@ -100,9 +101,10 @@ def plan_refresh(layout: Layout, tree: Tree, release: Release, manifest: Manifes
     plan = Refresh()
     slots = _slots(release, wish.patch)
     files = _files(tree, release, manifest, wish)
+    forks = forks_of(tree, release, manifest, files.get)
     patched: dict[str, bytes] = {}
     for path, base in files.items():
-        _refresh_file(plan, tree, release, manifest, wish, slots, path, base, patched)
+        _refresh_file(plan, tree, release, manifest, wish, slots, path, base, forks, patched)
     if plan.emptied and not wish.drop_empty:
         raise DriftError(
             "nothing is left in the tree of what patches do to these files; nothing was written. "
@@ -111,7 +113,7 @@ def plan_refresh(layout: Layout, tree: Tree, release: Release, manifest: Manifes
         )
     _write_patches(plan, layout, release, manifest, slots, files)
     _refresh_overlay(plan, layout, tree, release, manifest)
-    _prove(plan, layout, release, {path: base for path, base in files.items() if path in patched}, patched)
+    _prove(plan, layout, release, files, patched, forks)
     return plan
 
 
@@ -125,7 +127,7 @@ def manifest_changes(tree: Tree, manifest: Manifest, release: Release, plan: Ref
     files = {path: manifest.files[path] for path in waiting}
     files |= {
         path: {
-            "base": release.pin.blobs[path],
+            "base": manifest.files.get(path, {}).get("base", release.pin.blobs[path]),
             "applied": manifest.files[path]["applied"] if path in plan.left else blob_id(read[path] or b""),
         }
         for path in release.patches.touched
@@ -139,8 +141,7 @@ def manifest_changes(tree: Tree, manifest: Manifest, release: Release, plan: Ref
         files=files,
         overlay=overlay,
     )
-    kept = {blobs["base"] for blobs in files.values()}
-    gone = {blobs["base"] for blobs in manifest.files.values()} - kept
+    gone = {blobs["base"] for blobs in manifest.files.values()} - {blobs["base"] for blobs in files.values()}
     changes = [Change(f"{ORIGINALS}/{blob_id(data)}", None, data) for data in plan.originals.values()]
     changes += [Change(rel, tree.read(rel), None) for rel in sorted(f"{ORIGINALS}/{blob}" for blob in gone)]
     return [*changes, Change(MANIFEST, tree.read(MANIFEST), new.encode())]
@@ -167,21 +168,16 @@ def _slots(release: Release, wanted: str | None) -> list[PatchText]:
 def _files(tree: Tree, release: Release, manifest: Manifest, wish: Wish) -> dict[str, bytes]:
     """Files that may have edits, as released."""
     pin = release.pin
-    found = {path: _kept(tree, path, blobs["base"]) for path, blobs in manifest.files.items()}
-    others = [path for path, blob in pin.blobs.items() if path not in found and _blob(tree.read(path)) != blob]
-    for path in [*others, *wish.add]:
+    own = forked(release, manifest)
+    found = {path: original(tree, path, blobs["base"]) for path, blobs in manifest.files.items() if path not in own}
+    others = [path for path, blob in pin.blobs.items() if path not in manifest.files and _blob(tree.read(path)) != blob]
+    for path in [*own, *others, *wish.add]:
         if path in found:
             continue
         base = released_file(tree, pin, path)
         if base is None or path.startswith(f"{HOME}/"):
             raise UsageError(f"--add {path}: {pin.name} has no such file; new files belong into {HOME}/")
         found[path] = base
-    for path, base in found.items():
-        if pin.blobs.get(path, blob_id(base)) != blob_id(base):
-            raise DriftError(
-                f"{path} was not {pin.name}'s when it was patched (--force or --3way), so the patches can't be made "
-                f"from it; refresh from a tree of the release, or start a pin of its own with `apply.py port`"
-            )
     return found
 
 
@@ -194,32 +190,31 @@ def _refresh_file(
     slots: list[PatchText],
     path: str,
     base: bytes,
+    forks: dict[str, Fork],
     patched: dict[str, bytes],
 ) -> None:
     through = stages(_patches_of(release, slots, path), split_lines(decode(base)))
     mine = encode("".join(through.lines[-1]))
+    here = forks[path].patched if path in forks else mine
     now = tree.read(path)
     patched[path] = mine
     if now is None:
         raise DriftError(f"{path} is missing from the tree; `apply.py revert --force` and `apply.py apply` mend it")
     recorded = manifest.files.get(path, {}).get("applied", blob_id(base))
-    if now == mine:
+    if now == here:
         return
     if blob_id(now) == recorded:
         plan.left.append(path)
         return
-    if blob_id(mine) != recorded:
+    if blob_id(here) != recorded:
         raise DriftError(
             f"{path} was edited in the tree, and the patches changed since they were applied; nothing was written. "
             "Keep the edits, `apply.py revert --force`, `apply.py apply`, and make them again"
         )
     if not now:
         raise DriftError(f"{path} is empty now, and patches empty no files; nothing was written. Undo that by hand")
-    edits = [
-        Edit(at, at + len(hunk.old), hunk.new)
-        for hunk in changes(mine, now)
-        for at in [hunk.start - 1 if hunk.old else hunk.start]
-    ]
+    after = now if path not in forks else forks[path].edited(now, mine, release.pin)
+    edits = _edits(mine, after)
     owners = [_owner(through, edit, slots, wish.patch, path) for edit in edits]
     names = [slot.name for slot in slots]
     result = with_edits(through, edits, [item.patch for item in owners], names)
@@ -227,13 +222,22 @@ def _refresh_file(
         old, new = through.lines[i : i + 2], result.lines[i : i + 2]
         if old == new:
             continue
-        before, after = (encode("".join(lines)) for lines in new)
-        section = decode(unified(f"{slot.prefix}{path}", before, after))
+        section = decode(unified(f"{slot.prefix}{path}", *(encode("".join(lines)) for lines in new)))
         if path in slot.sections and not section:
             plan.emptied.append(f"{slot.name}: {path}")
         slot.put(path, section)
-    plan.taken += [Taken(path, _line(edits, i) + 1, names[item.patch], item.why) for i, item in enumerate(owners)]
-    patched[path] = now
+    shown = _edits(here, now)
+    shown = shown if len(shown) == len(edits) else edits
+    plan.taken += [Taken(path, _line(shown, i) + 1, names[item.patch], item.why) for i, item in enumerate(owners)]
+    patched[path] = after
+
+
+def _edits(before: bytes, after: bytes) -> list[Edit]:
+    return [
+        Edit(at, at + len(hunk.old), hunk.new)
+        for hunk in changes(before, after)
+        for at in [hunk.start - 1 if hunk.old else hunk.start]
+    ]
 
 
 def _owner(through: Stages, edit: Edit, slots: list[PatchText], wanted: str | None, path: str) -> Owner:
@@ -313,7 +317,14 @@ def _refresh_overlay(plan: Refresh, layout: Layout, tree: Tree, release: Release
             plan.taken.append(Taken(path, 1, _rel(layout, target), "edited" if mine else "new"))
 
 
-def _prove(plan: Refresh, layout: Layout, release: Release, base: dict[str, bytes], patched: dict[str, bytes]) -> None:
+def _prove(
+    plan: Refresh,
+    layout: Layout,
+    release: Release,
+    files: dict[str, bytes],
+    patched: dict[str, bytes],
+    forks: dict[str, Fork],
+) -> None:
     """Reads what would be written as `apply` will, and compares what it makes with the tree."""
     pin = release.pin
     with tempfile.TemporaryDirectory() as scratch:
@@ -329,22 +340,17 @@ def _prove(plan: Refresh, layout: Layout, release: Release, base: dict[str, byte
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(data)
         patches = load_patches(load_pin(folder))
-    made = {**base, **apply_patches(patches, base.get)}
+    made = {**files, **apply_patches(patches, files.get)}
     wrong = [path for path, data in patched.items() if made[path] != data]
     if wrong:
         raise DriftError("the patches that would be written do not make these files of the tree; report it", wrong)
+    edited = {path: fork for path, fork in forks.items() if fork.now != fork.patched and path not in plan.left}
+    require_same(edited, patches, files.get, pin)
 
 
 def _patches_of(release: Release, slots: list[PatchText], path: str) -> list[FilePatch | None]:
     known = {patch.name: {file.path: file for file in patch.files} for patch in release.patches.patches}
     return [known.get(slot.name, {}).get(path) for slot in slots]
-
-
-def _kept(tree: Tree, path: str, blob: str) -> bytes:
-    data = tree.read(f"{ORIGINALS}/{blob}")
-    if data is None or blob_id(data) != blob:
-        raise DriftError(f"the kept original of {path} ({ORIGINALS}/{blob}) is missing or damaged")
-    return data
 
 
 def _read(folder: Path, name: str) -> PatchText:

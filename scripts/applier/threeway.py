@@ -15,10 +15,15 @@ from applier.tree import Tree
 def merge_patches(tree: Tree, release: Release, base: dict[str, bytes]) -> Fit:
     """Every patch on the files of `base`, exactly where it fits and by git's merge with the release elsewhere.
 
-    DriftError with the report where a patch conflicts; no conflict marker is ever written.
+    git and the release are needed for the latter alone. DriftError with the report where a patch conflicts; no conflict
+    marker is ever written.
     """
-    provide_command("git", "git", "--3way")
-    fit = fit_patches(release.patches, base.get, lambda path: released_file(tree, release.pin, path))
+
+    def released(path: str) -> bytes | None:
+        provide_command("git", "git", "a three-way merge")
+        return released_file(tree, release.pin, path)
+
+    fit = fit_patches(release.patches, base.get, released)
     if fit.state in (CONFLICT, UNKNOWN):
         names = ", ".join(patch.name for patch in fit.named(CONFLICT, UNKNOWN))
         raise DriftError(

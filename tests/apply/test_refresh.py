@@ -284,10 +284,67 @@ def test_trees_that_have_no_edits_of_patches(checkout: Checkout, applied: Checko
     assert "is not patched" in refusal(checkout)
     with pytest.raises(UsageError, match="patched for v1, not for v2"):
         refresh_tree(Layout(applied.root), locate(applied.package), Wish(), "v2")
+
+
+@pytest.fixture
+def fork(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    """A fork with a line more in front, one less, and one of its own, patched by a merge; the release is at hand."""
+    checkout.keep_wheel()
+    monkeypatch.setattr("applier.obtain.cache_dir", lambda: checkout.cache)
+    monkeypatch.setattr("applier.released._wheels", {})
     beta = checkout.package / "srt/beta.py"
-    beta.write_text(BETA + "line 41\n")
-    assert checkout.run("apply", "--no-build", "--force").returncode == 0
-    assert "srt/beta.py was not v1's when it was patched" in refusal(checkout)
+    beta.write_text("# a fork's\n" + BETA.replace("line 15\n", "").replace("line 20\n", "line twenty\n"))
+    assert checkout.run("apply", "--no-build", "--3way").returncode == 0
+    return checkout
+
+
+def test_edits_in_a_fork_go_into_the_release_s_patches(fork: Checkout) -> None:
+    """Without what the fork is; its own tree is then what a merge of the new patches makes of it."""
+    trees = tree_hash(fork.root / "patches"), tree_hash(fork.package)
+    assert fork.run("refresh").stdout == "v1: nothing to refresh\n"
+    assert (tree_hash(fork.root / "patches"), tree_hash(fork.package)) == trees
+    edit(fork, "srt/alpha.py", "if hooked():", "if hooked(bs):")
+    edit(fork, "srt/beta.py", "line five\n", "line V\n")
+    edit(fork, "srt/beta.py", "line 28\n", "line 28\nline 28 and a half\n")
+    before = (fork.pin / "pin.toml").read_bytes()
+    run = fork.run("refresh")
+    assert run.returncode == 0, run.stderr
+    assert "srt/beta.py:6 -> 0001-hook.patch (changes its lines)\n" in run.stdout
+    assert "srt/beta.py:29 -> 0002-more.patch" in run.stdout
+    both = "".join((fork.pin / name).read_text() for name in ("0001-hook.patch", "0002-more.patch"))
+    assert "+line V\n" in both and "+line 28 and a half\n" in both and "fork" not in both and "twenty" not in both
+    assert "@@ -26,8 +26,10 @@" in both, "lines count in the release"
+    assert (fork.pin / "pin.toml").read_bytes() == before
+    assert fork.run("status").returncode == 0
+    patched = tree_hash(fork.package)
+    assert fork.run("apply", "--no-build").returncode == 0 and tree_hash(fork.package) == patched
+    assert fork.run("revert").returncode == 0
+    assert (fork.package / "srt/beta.py").read_text().startswith("# a fork's\nline 1\n")
+    assert fork.run("apply", "--no-build", "--3way").returncode == 0 and tree_hash(fork.package) == patched
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("line twenty\n", "line XX\n"), ("line twenty\n", "line 20\n")],
+    ids=["a line of the fork's", "to the release's line"],
+)
+def test_an_edit_of_a_fork_s_own_lines_is_refused_with_the_way_out(fork: Checkout, old: str, new: str) -> None:
+    edit(fork, "srt/beta.py", old, new)
+    told = refusal(fork)
+    assert "edits stand where they differ from it" in told and told.endswith("\nsrt/beta.py") and "apply.py port" in told
+
+
+def test_a_fork_is_brought_up_to_date_by_a_merge_again(fork: Checkout) -> None:
+    """As its first time: `apply` alone, as status advises, with the same patches and with newer ones."""
+    (fork.root / "overlay/srt/treeverify/more.py").write_text("")
+    second = fork.pin / "0002-more.patch"
+    for half in ("a half", "a third"):
+        second.write_text(second.read_text().replace("a half", half))
+        status = json.loads(fork.run("status", "--json").stdout)
+        assert status["state"] == "drifted" and status["advice"][0]["command"].startswith("python3 apply.py apply ")
+        run = fork.run("apply", "--no-build")
+        assert run.returncode == 0 and fork.run("status").returncode == 0, run.stderr
+        assert f"line 30 and {half}\n" in (fork.package / "srt/beta.py").read_text()
 
 
 # All or nothing.
