@@ -40,7 +40,7 @@ from applier.release import Release, load_release
 from applier.released import released_file
 from applier.requirements import allows
 from applier.say import note, result, result_json
-from applier.settling import REPORT, unsettled
+from applier.settling import REPORT, to_settle, unsettled
 from applier.show import list_json, list_text, status_text, ways_text
 from applier.state import EXIT_OK, State, inspect, inspect_recorded
 from applier.text import width
@@ -169,7 +169,7 @@ def port(options: Namespace) -> int:
         result(f"{target}: started from {old.name}")
         for line in summary(plan):
             result(f"  {line}")
-        result(f"  {f'{plan.open} things to settle: see {target / REPORT}' if plan.open else 'nothing to settle'}")
+        result(f"  {f'{to_settle(plan.open)}: see {target / REPORT}' if plan.open else 'nothing to settle'}")
     return 1 if plan.open else 0
 
 

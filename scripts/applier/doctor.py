@@ -15,7 +15,8 @@ from applier import driver
 from applier.arch import OLDEST, Gpu, capability, found_gpus, runs_on
 from applier.errors import UsageError
 from applier.layout import Layout
-from applier.pin import load_pins
+from applier.pin import Pin, load_pins
+from applier.requirements import allows
 from applier.settling import REPORT, unsettled
 from applier.state import EXIT_OK, State
 from applier.toolchain import find_host_compiler, find_ninja, find_nvcc
@@ -58,7 +59,10 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, where: str, 
     gpus = found_gpus()
     nvcc = _nvcc(layout, mend)
     host, ninja = find_host_compiler(), find_ninja()
+    pin = _pin(layout, state)
+    first = len(mend)
     versions = _versions(python, _release(layout, tree, state), bool(gpus), mend)
+    mend[first:first] = _wrong_python(python, versions.get("python"), pin)  # nothing can be installed into that one
     cudas = {"torch": versions.pop("cuda", None), "nvcc": nvcc["version"] if nvcc else None}
     if state and state.manifest and state.manifest.kernels:
         cudas["kernels"] = state.manifest.kernels.nvcc
@@ -90,6 +94,7 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, where: str, 
         "host_compiler": str(host) if host else None,
         "ninja": str(ninja) if ninja else None,
         "serving_python": python,
+        "requires_python": pin.requires_python if pin else None,
         "cuda": cudas,
         "packages": versions,
         "tree": _tree(tree, state, open_points),
@@ -122,6 +127,18 @@ def _path(gpu: Gpu) -> str:
 def _built(gpu: Gpu, state: State | None) -> str | None:
     """The architecture in the tree whose machine code runs on a card."""
     return next((arch for arch in (state.kernels if state else {}) if runs_on(arch, gpu)), None)
+
+
+def _pin(layout: Layout, state: State | None) -> Pin | None:
+    """The pin that serves: the tree's, the default one where there is no tree; None where this checkout has it not."""
+    return next((pin for pin in load_pins(layout) if (pin.name == state.pin if state else pin.default)), None)
+
+
+def _wrong_python(python: str, version: str | None, pin: Pin | None) -> list[Mend]:
+    if not version or pin is None or allows(pin.requires_python, version):
+        return []
+    problem = f"{python} is Python {version}, sglang {pin.pypi} is for {pin.requires_python}"
+    return [Mend(problem, "name another Python with --python EXE")]
 
 
 def _check_driver(gpus: list[Gpu], rule: tuple[str, int] | None, mend: list[Mend]) -> None:
@@ -197,8 +214,8 @@ def _release(layout: Layout, tree: Tree | None, state: State | None) -> str | No
     built = re.search(rb"^__version__ = (?:version = )?['\"]([^'\"]+)", tree.read("_version.py") or b"", re.MULTILINE)
     if built:
         return built[1].decode("ascii", "replace")
-    pins = {pin.name: pin.pypi for pin in load_pins(layout)}
-    return pins.get(state.pin) if state.state in EXIT_OK else None
+    pin = _pin(layout, state)
+    return pin.pypi if pin and state.state in EXIT_OK else None
 
 
 def _versions(python: str, release: str | None, gpu: bool, mend: list[Mend]) -> dict[str, str | None]:

@@ -19,7 +19,7 @@ from applier.overwritten import another_release, restoring, version_marker, with
 from applier.patchset import PatchSet, apply_patches
 from applier.release import Release, known_patches
 from applier.say import note
-from applier.settling import REPORT, unsettled
+from applier.settling import REPORT, to_settle, unsettled
 from applier.state import State
 from applier.threeway import merge_patches
 from applier.tree import Tree, command_line
@@ -52,7 +52,7 @@ def plan_apply(
     refuse_edits(tree, state)
     if (open_points := unsettled(release.pin.folder)) and not force:
         raise DriftError(
-            f"{release.pin.name} is no finished pin: {len(open_points)} things to settle, see {REPORT} in its folder; "
+            f"{release.pin.name} is no finished pin: {to_settle(len(open_points))}, see {REPORT} in its folder; "
             "--force applies what there is, to settle the rest in the tree",
             open_points,
         )

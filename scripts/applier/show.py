@@ -9,7 +9,7 @@ from typing import Any
 
 from applier.advice import Advice
 from applier.release import Release
-from applier.settling import REPORT, unsettled
+from applier.settling import REPORT, to_settle, unsettled
 from applier.state import Difference, State
 from applier.text import columns, field, paint, wrapped
 
@@ -47,8 +47,8 @@ def unfinished(release: Release, indent: str) -> list[str]:
     open_points = unsettled(release.pin.folder)
     if not open_points:
         return []
-    text = f"no finished pin: {len(open_points)} {'thing' if len(open_points) == 1 else 'things'} to settle, see"
-    return wrapped(f"{paint('unfinished', 'warn')}: {release.pin.name} is {text} {REPORT} in its folder", indent)
+    text = f"no finished pin: {to_settle(len(open_points))}, see {REPORT} in its folder"
+    return wrapped(f"{paint('unfinished', 'warn')}: {release.pin.name} is {text}", indent)
 
 
 def _meaning(state: State) -> str:

@@ -7,7 +7,9 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -160,10 +162,29 @@ def test_it_reads_well(checkout: Checkout, tmp_path: Path) -> None:
 
 
 def test_it_reads_the_real_python(checkout: Checkout) -> None:
-    """torch's version file tells its CUDA without importing it; this very Python is the example."""
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.origin is not None
-    told = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
+    """torch's version file tells its CUDA without importing it; this very Python is the example, with torch or without."""
     report = examined(checkout, "--python", sys.executable)
-    assert report["packages"]["torch"] == importlib.metadata.version("torch")
-    assert report["cuda"]["torch"] == told["cuda"]
+    assert report["packages"]["python"] == platform.python_version()
+    lacks = [item["problem"] for item in report["mend"] if item["problem"].startswith(f"{sys.executable} has no ")]
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        assert report["packages"]["torch"] is None and report["cuda"]["torch"] is None
+        assert len(lacks) == 1 and "has no torch, " in lacks[0]
+    else:
+        told = runpy.run_path(str(Path(spec.origin).parent / "version.py"))
+        assert report["packages"]["torch"] == importlib.metadata.version("torch")
+        assert report["cuda"]["torch"] == told["cuda"] and not any("torch" in problem for problem in lacks)
+
+
+@pytest.mark.parametrize(("version", "fits"), [("3.9.7", False), ("3.10.0", True), ("3.14.1", False)])
+def test_a_python_that_the_release_is_not_for(checkout: Checkout, tmp_path: Path, version: str, fits: bool) -> None:
+    """With a tree and without; `serve` would refuse it."""
+    toml = checkout.pin / "pin.toml"
+    toml.write_text(toml.read_text().replace('">=3.10"', '">=3.10,<3.14"'))
+    exe = python(tmp_path, python=version)
+    problem = f"{exe} is Python {version}, sglang 1.0 is for >=3.10,<3.14"
+    wanted = {"problem": problem, "remedy": "name another Python with --python EXE", "command": None}
+    assert (wanted in mend(checkout, "--python", exe)) is not fits
+    command = [sys.executable, checkout.root / "apply.py", "doctor", "--python", exe]
+    run = subprocess.run(command, capture_output=True, text=True, env=checkout.env(), check=False)
+    assert "\nthe tree\n  none\n" in run.stdout and (wanted["problem"] in " ".join(run.stdout.split())) is not fits
