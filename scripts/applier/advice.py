@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from applier.overwritten import restoring
 from applier.release import Release
+from applier.restoring import ways_back
 from applier.settling import unsettled
 from applier.state import State
 from applier.tree import Tree
@@ -53,6 +53,7 @@ def advice(tree: Tree, release: Release, state: State, where: str) -> list[Advic
             run("patch it all the same, if every hunk stands exactly where it should", "apply", " --force"),
             run("or if the patches merge without conflict", "apply", " --3way"),
         ]
-    lost = state.ours or [item.path for item in state.unknown]
-    restore = [Advice("restore the release's files first", restoring(tree, release.pin.pypi, lost))] if lost else []
-    return [*restore, run("patch it, once nothing is in the way", "apply")]
+    return [
+        *(Advice(*way) for way in ways_back(tree, release, state)),
+        run("patch it, once nothing is in the way", "apply"),
+    ]

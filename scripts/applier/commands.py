@@ -39,6 +39,7 @@ from applier.refresh import Refresh, Wish, refresh_tree
 from applier.release import Release, load_release
 from applier.released import released_file
 from applier.requirements import allows
+from applier.restoring import removable
 from applier.say import note, result, result_json
 from applier.settling import REPORT, to_settle, unsettled
 from applier.show import list_json, list_text, status_text, ways_text
@@ -121,8 +122,10 @@ def revert(options: Namespace) -> int:
         manifest = load_manifest(tree)
         if manifest is None:
             found = _inspected(tree, closest_pin(tree, load_pins(CHECKOUT)))
+            if out := removable(tree, found.release, found.state, options.force):
+                return _take_out(found, out)
             if found.state.state != "clean":
-                ways = advice(tree, found.release, found.state, _where(found)) if found.state.ours else []
+                ways = advice(tree, found.release, found.state, _where(found)) if found.state.state == "partial" else []
                 details = [*found.state.reasons, *ways_text(ways)[1:]]
                 raise DriftError(f"{tree.package} has no manifest, so there is nothing to take back by", details)
             result(f"{tree.package}: nothing to revert")
@@ -136,6 +139,19 @@ def revert(options: Namespace) -> int:
         journal.carry_out(tree, changes)
     kept = f", all but {len(state.foreign)} of another release" if state.foreign else ""
     result(f"{tree.package}: reverted, {len(manifest.files)} files as they were{kept}")
+    return 0
+
+
+def _take_out(target: Target, out: dict[str, bytes]) -> int:
+    """Files of a tree without a manifest, without the patches; 1 where that was not all of it."""
+    tree = target.tree
+    put_aside(tree, [path for path in out if path not in target.state.ours])
+    journal.carry_out(tree, [Change(path, tree.read(path), data) for path, data in out.items()])
+    result(f"{tree.package}: the patches taken out of {len(out)} {'file' if len(out) == 1 else 'files'}")
+    left = _inspected(tree, target.release.pin)
+    if left.state.state == "partial":
+        details = [*left.state.reasons, *ways_text(advice(tree, left.release, left.state, _where(left)))[1:]]
+        raise DriftError(f"{tree.package} is not whole yet", details)
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from applier.contract import check_contract, problems_of
 from applier.errors import UsageError
 from applier.fit import CLEAN, CONFLICT, DIFFERS, MERGES, UNKNOWN, UPSTREAM, FileFit, Fit, HunkFit, fit_patches
-from applier.gitinfo import edited_since_commit
+from applier.gitinfo import head_holds
 from applier.layout import CHECKOUT
 from applier.linediff import changed_lines
 from applier.nearest import closest_pin, nearness, version_of
@@ -162,6 +162,6 @@ def _difference(tree: Tree, pin: Pin, item: Difference) -> str:
     if data is not None and base is not None and shutil.which("git"):
         added, removed = changed_lines(base, data)
         notes.append(f"+{added} -{removed} lines")
-    if item.expected is not None and edited_since_commit(tree, item.path, item.expected):
+    if item.expected is not None and head_holds(tree, item.path, item.expected):
         notes.append("edited since the commit")
     return f" ({', '.join(notes)})" if notes else ""

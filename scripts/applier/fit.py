@@ -30,7 +30,8 @@ Read = Callable[[str], "bytes | None"]
 class HunkFit:
     """One hunk: `number` counts from 1, `line` is where it stands or should (1-based), `why` is said for people.
 
-    Where it conflicts, or isn't exact and there is nothing to merge with, `found` are the lines of the tree that look most like those it expects; None: none do.
+    Where it conflicts, or isn't exact and there is nothing to merge with, `found` are the lines of the tree that look
+    most like those it expects; None: none do.
     """
 
     number: int

@@ -61,9 +61,9 @@ def require_same(forks: dict[str, Fork], patches: PatchSet, released: Read, pin:
 
 def _in_the_way(pin: Pin, paths: list[str]) -> DriftError:
     return DriftError(
-        f"these files were not {pin.name}'s when they were patched (--force or --3way), and their edits stand where they "
-        f"differ from it, so no patch for {pin.name} can hold them; nothing was written. Make the edits in a tree of the "
-        "release (`apply.py apply` without --sglang makes one) and refresh from there, or start a pin of the fork's own "
-        "with `apply.py port`",
+        f"these files were not {pin.name}'s when they were patched (--force or --3way), and their edits stand where "
+        f"they differ from it, so no patch for {pin.name} can hold them; nothing was written. Make the edits in a tree "
+        "of the release (`apply.py apply` without --sglang makes one) and refresh from there, or start a pin of the "
+        "fork's own with `apply.py port`",
         paths,
     )

@@ -11,6 +11,7 @@ from applier.pin import Pin
 from applier.tree import Tree
 
 MADE_HERE = "treeverify@localhost"
+HISTORY = 200  # commits of a file that are looked at
 
 
 def commit_note(tree: Tree, pin: Pin) -> str | None:
@@ -38,8 +39,8 @@ def head_commit(tree: Tree) -> str | None:
         return None
 
 
-def edited_since_commit(tree: Tree, path: str, blob: str) -> bool:
-    """Whether HEAD holds `blob` for that file, so that the difference is a local edit."""
+def head_holds(tree: Tree, path: str, blob: str) -> bool:
+    """Whether HEAD has `blob` as that file."""
     if tree.git_root is None:
         return False
     try:
@@ -47,6 +48,28 @@ def edited_since_commit(tree: Tree, path: str, blob: str) -> bool:
         return bool((_repo(tree).head.commit.tree / rel).hexsha == blob)
     except Exception:
         return False
+
+
+def commit_without(tree: Tree, path: str, word: bytes) -> str | None:
+    """The newest commit on the way to HEAD that has a file without `word` in it; None where there is none."""
+    if tree.git_root is None:
+        return None
+    try:
+        rel = tree.path(path).relative_to(tree.git_root).as_posix()
+        for commit in _repo(tree).iter_commits(paths=rel, max_count=HISTORY):
+            for state in (commit, *commit.parents):  # what a merge brought in, a parent may lack
+                if (found := _file(state, rel)) is not None and word not in found:
+                    return str(state.hexsha)
+    except Exception:
+        return None
+    return None
+
+
+def _file(commit: Any, rel: str) -> bytes | None:
+    try:
+        return bytes((commit.tree / rel).data_stream.read())
+    except KeyError:
+        return None
 
 
 def blob_content(tree: Tree, blob: str) -> bytes | None:

@@ -7,7 +7,7 @@ the old release then, and nothing of the new one may be overwritten with them.
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Iterable
 
 from applier.blob import blob_id, file_blob
 from applier.hunks import find, split_lines
@@ -18,6 +18,7 @@ from applier.tree import Tree
 
 BUILT = "_version.py"  # written when a package is built and different in every release
 VERSION_FILES = (BUILT, "version.py")
+OURS = HOME.rpartition("/")[2].encode()
 
 
 def version_marker(tree: Tree) -> dict[str, str] | None:
@@ -70,17 +71,15 @@ def patched_release(tree: Tree, patches: PatchSet, blobs: dict[str, str]) -> lis
     return found if len(found) == len(patches.touched) or any(names_us(tree, path) for path in found) else []
 
 
+def taken_out(tree: Tree, patches: PatchSet, paths: Iterable[str]) -> dict[str, bytes]:
+    """Those of the files that have all the patches do to them, without it."""
+    found = {path: without_patches(tree, path, patches) for path in paths}
+    return {path: data for path, data in found.items() if data is not None}
+
+
 def names_us(tree: Tree, path: str) -> bool:
     """Whether a file speaks of our package, which no file of SGLang does."""
-    return HOME.rpartition("/")[2].encode() in (tree.read(path) or b"")
-
-
-def restoring(tree: Tree, pypi: str, paths: list[str]) -> str:
-    """The command that gives these files of the package the release's content again."""
-    if tree.git_root is None:
-        return f"pip install --force-reinstall --no-deps sglang=={pypi}"
-    files = [tree.path(path).relative_to(tree.git_root).as_posix() for path in paths]
-    return shlex.join(["git", "-C", str(tree.git_root), "checkout", "--", *files])
+    return OURS in (tree.read(path) or b"")
 
 
 def _any_hunk(tree: Tree, path: str, patches: PatchSet) -> bool:

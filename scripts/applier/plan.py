@@ -15,9 +15,10 @@ from applier.journal import Change
 from applier.kernels import Built
 from applier.layout import CHECKOUT, HOME, LIBRARY, MANIFEST, ORIGINALS
 from applier.manifest import Kernels, Manifest
-from applier.overwritten import another_release, restoring, version_marker, without_patches
+from applier.overwritten import another_release, version_marker, without_patches
 from applier.patchset import PatchSet, apply_patches
 from applier.release import Release, known_patches
+from applier.restoring import ways_back
 from applier.say import note
 from applier.settling import REPORT, to_settle, unsettled
 from applier.state import State
@@ -189,7 +190,7 @@ def _ours(manifest: Manifest | None) -> list[str]:
 
 
 def _require_exact(tree: Tree, release: Release, state: State, pristine: Read, fetch: bool) -> None:
-    """DriftError where a hunk is not exact: of a tree that is no release the report that a refusal without --force has."""
+    """DriftError where a hunk is not exact: of a tree that is no release the report that check has."""
     try:
         apply_patches(release.patches, pristine)
     except DriftError:
@@ -208,10 +209,10 @@ def _require_identity(tree: Tree, release: Release, state: State, anyway: bool, 
     if in_the_way:
         raise DriftError(f"{tree.package / HOME} holds files that apply did not put there; move them away", in_the_way)
     if state.ours:
-        mend = restoring(tree, release.pin.pypi, state.ours)
+        ways = " and ".join(f"`{command}`" for _, command in ways_back(tree, release, state))
         raise DriftError(
             f"{tree.package} is patched by treeverify, but its folder {HOME} is gone, and the kept originals with it; "
-            f"restore its patched files with `{mend}`, then run the command again",
+            f"take the patches out with {ways}, then run the command again",
             state.ours,
         )
     if not state.unknown or anyway:

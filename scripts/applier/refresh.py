@@ -222,7 +222,7 @@ def _refresh_file(
         old, new = through.lines[i : i + 2], result.lines[i : i + 2]
         if old == new:
             continue
-        section = decode(unified(f"{slot.prefix}{path}", *(encode("".join(lines)) for lines in new)))
+        section = decode(unified(f"{slot.prefix}{path}", encode("".join(new[0])), encode("".join(new[1]))))
         if path in slot.sections and not section:
             plan.emptied.append(f"{slot.name}: {path}")
         slot.put(path, section)

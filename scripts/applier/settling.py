@@ -37,5 +37,7 @@ def to_settle(number: int) -> str:
 def _hunks(path: Path) -> list[str]:
     """A line for every hunk of a file of those that did not go in; one for a file in which none is left."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = [f"{path.name}:{i}: a hunk that did not go in" for i, line in enumerate(lines, 1) if line.startswith("@@ -")]
+    found = [
+        f"{path.name}:{i}: a hunk that did not go in" for i, line in enumerate(lines, 1) if line.startswith("@@ -")
+    ]
     return found or [f"{path.name}: no hunk is left in it; delete it"]

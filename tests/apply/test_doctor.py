@@ -162,7 +162,7 @@ def test_it_reads_well(checkout: Checkout, tmp_path: Path) -> None:
 
 
 def test_it_reads_the_real_python(checkout: Checkout) -> None:
-    """torch's version file tells its CUDA without importing it; this very Python is the example, with torch or without."""
+    """torch's version file tells its CUDA without importing it; the example is this very Python, with torch or not."""
     report = examined(checkout, "--python", sys.executable)
     assert report["packages"]["python"] == platform.python_version()
     lacks = [item["problem"] for item in report["mend"] if item["problem"].startswith(f"{sys.executable} has no ")]

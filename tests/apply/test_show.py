@@ -77,7 +77,7 @@ STATES = {
     without_build: ("applied", "patched for v1", "apply"),
     edited: ("edited", "patched for v1, and edited since", "refresh"),
     half: ("partial", "patched for v1, but not whole", "apply"),
-    gone: ("partial", "patched for v1, but not whole", "pip install"),
+    gone: ("partial", "patched for v1, but not whole", "revert"),
     drifted: ("drifted", "not SGLang v1, the nearest release", "check"),
     outdated: ("drifted", "patched for v1, but not as this checkout would", "apply"),
 }

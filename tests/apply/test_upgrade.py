@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from applier.journal import carry_out
@@ -48,7 +51,7 @@ def release_of(checkout: Checkout) -> str:
     return tree_hash(copy)
 
 
-def status(checkout: Checkout) -> dict[str, object]:
+def status(checkout: Checkout) -> dict[str, Any]:
     run = checkout.run("status", "--json")
     assert "Traceback" not in run.stderr
     return dict(json.loads(run.stdout))
@@ -179,6 +182,7 @@ def test_our_folder_deleted_is_told_with_the_way_out(checkout: Checkout, git: bo
     """As `git clean -fd` does it: patched files stay, overlay and originals are gone."""
     if git:
         (checkout.package.parent / ".git").mkdir()
+    stock = tree_hash(checkout.package)
     checkout.run("apply", "--no-build")
     shutil.rmtree(checkout.package / HOME)
     found = status(checkout)
@@ -187,11 +191,63 @@ def test_our_folder_deleted_is_told_with_the_way_out(checkout: Checkout, git: bo
     refused = checkout.run(*command)
     assert refused.returncode == 1 and tree_hash(checkout.package) == before
     assert "is patched by treeverify, but its folder srt/treeverify is gone" in refused.stderr
-    assert "restore its patched files" in refused.stderr and "upstream" not in refused.stderr
-    mend = (
-        f"git -C {checkout.package.parent} checkout -- sglang/srt/alpha.py sglang/srt/beta.py"
-        if git
-        else "pip install --force-reinstall --no-deps sglang==1.0"
-    )
-    assert mend in refused.stderr and found["advice"][0]["command"] == mend
-    assert mend in checkout.run("revert").stderr
+    mend = f"python3 apply.py revert --sglang {checkout.package}"
+    assert f"take the patches out with `{mend}`" in refused.stderr and "upstream" not in refused.stderr
+    assert found["advice"][0]["command"] == mend
+    assert checkout.run("revert").returncode == 0 and tree_hash(checkout.package) == stock
+    assert checkout.run(*command).returncode == 0
+
+
+def fork_that_committed(checkout: Checkout, *states: str) -> list[str]:
+    """srt/beta.py in these states, a commit each; gives their ids. Our folder is not there."""
+    git = ["git", "-C", str(checkout.package.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    commits = []
+    for text in states:
+        (checkout.package / "srt/beta.py").write_text(text)
+        for arguments in (["add", "."], ["commit", "-qm", "x"]):
+            subprocess.run([*git, *arguments], check=True)
+        commits.append(subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip())
+    return commits
+
+
+MINE = f"# a fork's\n{BETA}"
+PATCHED = MINE.replace("line 5\n", "line five\n").replace("line 30\n", "line 30\nline 30 and a half\n")
+
+
+def test_a_fork_that_committed_the_patches_gets_them_taken_out(checkout: Checkout) -> None:
+    """`git checkout` of the file gives back what is there; the patches stand one line lower than in the release."""
+    second = checkout.pin / "0002-more.patch"
+    for path in (second, checkout.pin / "0001-hook.patch"):
+        lower = path.read_text().replace("@@ -30,3 +30,4", "@@ -31,3 +31,4").replace("@@ -4,3 +4,3", "@@ -5,3 +5,3")
+        path.write_text(lower)
+    second.write_text(second.read_text().replace("and a half", "of treeverify"))
+    patched = PATCHED.replace("and a half", "of treeverify")
+    fork_that_committed(checkout, MINE, patched)
+    (way, _) = status(checkout)["advice"]
+    assert way["command"] == f"python3 apply.py revert --force --sglang {checkout.package}"
+    refused = checkout.run("revert")
+    assert refused.returncode == 1 and way["command"] in refused.stderr and "git" not in refused.stderr
+    run = checkout.run("revert", "--force")
+    assert run.returncode == 0 and (checkout.package / "srt/beta.py").read_text() == MINE, run.stderr
+    assert (checkout.root / "build/edits-1/srt/beta.py").read_text() == patched
+    assert status(checkout)["state"] == "drifted"
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["edited", "committed"])
+def test_where_patches_cannot_be_taken_out_git_s_commit_is_named(checkout: Checkout, committed: bool) -> None:
+    other = f"{PATCHED}# treeverify\n"
+    first, *_ = fork_that_committed(checkout, MINE, *([other, f"{other}#\n"] if committed else []))
+    if not committed:
+        (checkout.package / "srt/beta.py").write_text(other)
+    (way, _) = status(checkout)["advice"]
+    commit = f" {first[:12]}" if committed else ""
+    assert way["command"] == f"git -C {checkout.package.parent} checkout{commit} -- sglang/srt/beta.py"
+    subprocess.run(shlex.split(way["command"]), check=True, capture_output=True)
+    assert (checkout.package / "srt/beta.py").read_text() == MINE and status(checkout)["state"] == "drifted"
+
+
+def test_a_fork_that_never_was_without_the_patches_is_sent_to_the_release(checkout: Checkout) -> None:
+    fork_that_committed(checkout, f"{PATCHED}# treeverify\n")
+    (way, _) = status(checkout)["advice"]
+    assert way["command"] == "python3 -m pip download --no-deps sglang==1.0" and "sglang/srt/beta.py" in way["text"]
