@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from applier import names
 from applier.attribution import Edit, Owner, Stages, owner, stages, with_edits
 from applier.blob import blob_id
 from applier.checkoutfiles import replace_all
@@ -296,6 +297,11 @@ def _write_patches(
 def _refresh_overlay(plan: Refresh, layout: Layout, tree: Tree, release: Release, manifest: Manifest) -> None:
     there = {path.relative_to(tree.package).as_posix() for path in tree.path(HOME).rglob("*") if path.is_file()}
     new = {path for path in there if takes(path)} - set(manifest.overlay) - set(release.overlay)
+    for path in sorted(new):
+        if what := names.fault(path):
+            raise UsageError(f"{path!r} {what}, so it can't go to the overlay; nothing was written. Rename it first")
+    if what := names.clash({*release.overlay, *new}):
+        raise UsageError(f"in an overlay {what}; nothing was written. Rename one first")
     plan.ignored = sorted(path for path in there if any(part.startswith(".") for part in path.split("/")))
     for path in sorted({*manifest.overlay, *release.overlay, *new}):
         now, mine = _blob(tree.read(path)), _blob(release.overlay.get(path))

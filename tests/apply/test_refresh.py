@@ -253,6 +253,25 @@ def test_an_overlay_file_edited_on_both_sides(applied: Checkout) -> None:
     assert "attention/ops.py was edited in the tree, and in overlay/" in refusal(applied)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("two\nlines.py", r"'srt/treeverify/two\nlines.py' holds a backslash or a character that is not printed"),
+        ("esc\x1b[31m.py", r"'srt/treeverify/esc\x1b[31m.py' holds a backslash or a character that is not printed"),
+        ("\udcff.py", r"'srt/treeverify/\udcff.py' holds a backslash or a character that is not printed"),
+        ("attention/Ops.py", "srt/treeverify/attention/Ops.py and srt/treeverify/attention/ops.py are one file where"),
+    ],
+)
+def test_names_that_no_overlay_takes(applied: Checkout, name: str, told: str) -> None:
+    """Written all the same, they would leave a checkout that no command reads; in a checkout they are told alike."""
+    (applied.package / "srt/treeverify" / name).write_text("x = 1\n")
+    refused = refusal(applied)
+    assert told in refused and "nothing was written. Rename" in refused and "\x1b" not in refused
+    (applied.root / "overlay/srt/treeverify" / name).write_text("x = 1\n")
+    run = applied.run("list")
+    assert run.returncode == 2 and told in run.stderr and "Traceback" not in run.stderr
+
+
 def test_what_waits_for_apply_is_told_and_left(applied: Checkout) -> None:
     """The patches went on, and the tree was edited in another file."""
     second = applied.pin / "0002-more.patch"
