@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import sys
@@ -33,6 +34,9 @@ def main(arguments: list[str]) -> int:
         complete(_parser())
     options = _parse(_with_default(arguments))
     as_json = getattr(options, "json", False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold what the terminal's encoding has not
     try:
         bootstrap.require(*_modules(options))
         if pending(CHECKOUT.patches):

@@ -61,7 +61,9 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, where: str, 
     host, ninja = find_host_compiler(), find_ninja()
     pin = _pin(layout, state)
     first = len(mend)
-    versions = _versions(python, _release(layout, tree, state), bool(gpus), mend)
+    release = _release(tree, state, pin)
+    wanted = release or (pin.pypi if pin and tree is None else None)
+    versions = _versions(python, release, wanted, bool(gpus), mend)
     mend[first:first] = _wrong_python(python, versions.get("python"), pin)  # nothing can be installed into that one
     cudas = {"torch": versions.pop("cuda", None), "nvcc": nvcc["version"] if nvcc else None}
     if state and state.manifest and state.manifest.kernels:
@@ -207,19 +209,24 @@ def _nvcc(layout: Layout, mend: list[Mend]) -> dict[str, str] | None:
     return {"path": str(nvcc.path), "origin": nvcc.origin, "version": version}
 
 
-def _release(layout: Layout, tree: Tree | None, state: State | None) -> str | None:
+def _release(tree: Tree | None, state: State | None, pin: Pin | None) -> str | None:
     """The tree's version of SGLang: what its _version.py says, else its pin's where it is that."""
     if tree is None or state is None:
         return None
     built = re.search(rb"^__version__ = (?:version = )?['\"]([^'\"]+)", tree.read("_version.py") or b"", re.MULTILINE)
     if built:
         return built[1].decode("ascii", "replace")
-    pin = _pin(layout, state)
-    return pin.pypi if pin and state.state in EXIT_OK else None
+    ours = state.state in EXIT_OK or (state.manifest is not None and not state.foreign)
+    return pin.pypi if pin and ours else None
 
 
-def _versions(python: str, release: str | None, gpu: bool, mend: list[Mend]) -> dict[str, str | None]:
-    """Versions of PACKAGES and torch's CUDA in that Python, {} where it is none; `release` is the tree's SGLang."""
+def _versions(
+    python: str, release: str | None, wanted: str | None, gpu: bool, mend: list[Mend]
+) -> dict[str, str | None]:
+    """Versions of PACKAGES and torch's CUDA in that Python, {} where it is none.
+
+    `release` is the tree's SGLang, `wanted` the one to install.
+    """
     other = "install it, or name another Python with --python EXE"
     try:
         run = subprocess.run(
@@ -234,7 +241,7 @@ def _versions(python: str, release: str | None, gpu: bool, mend: list[Mend]) -> 
     except (ValueError, LookupError, TypeError, AttributeError):
         mend.append(Mend(f"{python} is no Python", "name the Python that serves with --python EXE"))
         return {}
-    install = f"{shlex.quote(python)} -m pip install sglang{f'=={release}' if release else ''}"
+    install = f"{shlex.quote(python)} -m pip install sglang{f'=={wanted}' if wanted else ''}"
     missing = [name for name in ("torch", "flashinfer-python", "sglang-kernel") if not versions[name]]
     if missing:
         mend.append(

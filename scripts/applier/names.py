@@ -27,6 +27,11 @@ def fault(path: object) -> str | None:
     return None
 
 
+def shown(path: str) -> str:
+    """A path as people may see it: whatever a terminal would obey, and line ends, are written out."""
+    return path if path.isprintable() else ascii(path)
+
+
 def clash(paths: Iterable[str]) -> str | None:
     """Two of the paths that can't both be there on every file system: equal but for case, or a file and its folder."""
     seen: dict[str, str] = {}

@@ -302,7 +302,7 @@ def _refresh_overlay(plan: Refresh, layout: Layout, tree: Tree, release: Release
             raise UsageError(f"{path!r} {what}, so it can't go to the overlay; nothing was written. Rename it first")
     if what := names.clash({*release.overlay, *new}):
         raise UsageError(f"in an overlay {what}; nothing was written. Rename one first")
-    plan.ignored = sorted(path for path in there if any(part.startswith(".") for part in path.split("/")))
+    plan.ignored = sorted(names.shown(path) for path in there if any(part.startswith(".") for part in path.split("/")))
     for path in sorted({*manifest.overlay, *release.overlay, *new}):
         now, mine = _blob(tree.read(path)), _blob(release.overlay.get(path))
         recorded = manifest.overlay.get(path)

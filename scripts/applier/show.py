@@ -128,14 +128,11 @@ def _kernels(kernels: dict[str, str]) -> str:
 def _differences(differing: Sequence[Difference]) -> list[str]:
     lines = []
     for item in differing[:SHOWN]:
-        lines += [f"  {item.path}", f"    {_blobs(item)}"]
+        path, _, blobs = str(item).rpartition(": ")
+        lines += [f"  {path}", f"    {blobs}"]
     if len(differing) > SHOWN:
         lines.append(f"  and {len(differing) - SHOWN} more; --json lists them all")
     return lines
-
-
-def _blobs(item: Difference) -> str:
-    return str(item).removeprefix(f"{item.path}: ")
 
 
 def _flat(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from applier import names
 from applier.blob import blob_id, file_blob
 from applier.hunks import split_lines, state_of
 from applier.journal import owned, pending
@@ -32,7 +33,7 @@ class Difference:
         def short(blob: str | None) -> str:
             return blob[:12] if blob else "no file"
 
-        return f"{self.path}: expected {short(self.expected)}, found {short(self.found)}"
+        return f"{names.shown(self.path)}: expected {short(self.expected)}, found {short(self.found)}"
 
 
 @dataclass
@@ -108,7 +109,7 @@ def _untouched(tree: Tree, release: Release) -> State:
         if found is not None:
             overlay[path] = "applied" if found == blob_id(release.overlay[path]) else "edited"
     ours = patched_release(tree, release.patches, pin.blobs) if unknown else []
-    reasons = [f"{path}: in the way, not put there by apply" for path in strays]
+    reasons = [f"{names.shown(path)}: in the way, not put there by apply" for path in strays]
     if not unknown and not strays:
         state = "clean"
     elif ours and not strays:

@@ -179,5 +179,5 @@ def tree_hash(root: Path) -> str:
             continue
         mode = path.lstat().st_mode
         data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        digest.update(f"{path.relative_to(root)} {mode:o} {hashlib.sha256(data).hexdigest()}\n".encode("utf-8", "surrogateescape"))
+        digest.update(os.fsencode(f"{path.relative_to(root)} {mode:o} {hashlib.sha256(data).hexdigest()}\n"))
     return digest.hexdigest()

@@ -188,3 +188,16 @@ def test_a_python_that_the_release_is_not_for(checkout: Checkout, tmp_path: Path
     command = [sys.executable, checkout.root / "apply.py", "doctor", "--python", exe]
     run = subprocess.run(command, capture_output=True, text=True, env=checkout.env(), check=False)
     assert "\nthe tree\n  none\n" in run.stdout and (wanted["problem"] in " ".join(run.stdout.split())) is not fits
+
+
+@pytest.mark.parametrize("state", ["no tree", "clean", "edited"])
+def test_the_release_that_fits_the_tree_is_installed(checkout: Checkout, tmp_path: Path, state: str) -> None:
+    """Not the newest: also where there is no tree yet, and where files of a patched one were edited."""
+    if state == "edited":
+        checkout.run("apply", "--no-build")
+        (checkout.package / "srt/beta.py").write_text("mine\n")
+    exe = python(tmp_path, torch=None)
+    command = [*checkout.command("doctor")[:2], "doctor", "--json", "--python", str(exe)]
+    tree = [] if state == "no tree" else ["--sglang", str(checkout.package)]
+    run = subprocess.run([*command, *tree], capture_output=True, text=True, env=checkout.env(), check=False)
+    assert f"{exe} -m pip install sglang==1.0" in [item["command"] for item in json.loads(run.stdout)["mend"]]

@@ -200,3 +200,20 @@ def test_help_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert not [line for line in text.splitlines() if len(line) > 80]
     assert all(f"\n    {command} " in text for command in commands()) and "\n  3  SGLang's dtypes" in text
+
+
+def test_names_are_not_obeyed_by_the_terminal(checkout: Checkout) -> None:
+    """Line ends, escapes and bytes of no encoding, in names of files that are not ours, whether or not all is."""
+    without_build(checkout)
+    for name in ("two\nlines.py", "esc\x1b[31m.py", "\udcff.py", ".\x1b[31m"):
+        (checkout.package / "srt/treeverify" / name).write_text("")
+    for commands in (["status"], ["apply", "--no-build"], ["refresh"], ["status", "--json"]), (["status"], ["check"]):
+        for arguments in commands:
+            run = checkout.run(*arguments, PYTHONIOENCODING="ascii:strict")
+            text = run.stdout + run.stderr
+            assert run.returncode in (1, 2) and "Traceback" not in text
+            assert ESCAPE not in text and "\udcff" not in text and "two\nlines" not in text, arguments
+            if arguments == ["status"]:
+                for name in (r"two\nlines.py", r"esc\x1b[31m.py", r"\udcff.py"):
+                    assert f"'srt/treeverify/{name}'" in text
+        (checkout.package / "srt/treeverify/_manifest.json").unlink(missing_ok=True)
