@@ -20,6 +20,7 @@ CONFLICT = "conflict"  # a person must settle it
 UNKNOWN = "unknown"  # not exact, and the release is not at hand to merge with
 
 DIFFERS = "its lines differ"
+NO_TEXT = "it is no text: it holds null bytes, which git does not merge"
 CRLF = "its lines end in CRLF, the release's in LF: convert it (core.autocrlf)"
 DISTINCT = 12  # characters, spaces left out
 
@@ -167,6 +168,8 @@ def _fit_file(
     if all(hunk.state == UPSTREAM for hunk in told):
         return FileFit(file.path, UPSTREAM, told), tree
     pristine = released(file.path) if released else None
+    if b"\0" in tree:
+        return FileFit(file.path, CONFLICT, tuple(_with(hunk, CONFLICT) for hunk in told), NO_TEXT), tree
     disk = split_lines(decode(read(file.path) or b""))
     if pristine is None:
         return FileFit(file.path, UNKNOWN, tuple(_with_found(hunk, disk) for hunk in told)), tree

@@ -214,6 +214,11 @@ def _refresh_file(
         )
     if not now:
         raise DriftError(f"{path} is empty now, and patches empty no files; nothing was written. Undo that by hand")
+    if (crlf := now.count(b"\r\n")) and crlf == now.count(b"\n") and b"\r\n" not in here:
+        raise DriftError(
+            f"{path} has CRLF line ends now, in every line, and {release.pin.name} has LF; nothing was written. "
+            "An editor or git's core.autocrlf does that: convert it back"
+        )
     after = now if path not in forks else forks[path].edited(now, mine, release.pin)
     edits = _edits(mine, after)
     owners = [_owner(through, edit, slots, wish.patch, path) for edit in edits]

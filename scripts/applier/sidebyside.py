@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import zip_longest
+from unicodedata import combining, east_asian_width
 
 WIDTH = 78  # two columns are left for the indentation of a report
 
@@ -32,16 +33,32 @@ def _pairs(left: Sequence[str], right: Sequence[str]) -> Iterator[tuple[str, str
 
 
 def _shown(left: Sequence[str], right: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tabs and line ends made visible as far as a column needs it; the indentation common to all lines taken off."""
-    both = [[line.rstrip("\n").replace("\r", "\\r").expandtabs(4) for line in side] for side in (left, right)]
+    """Tabs become spaces, what a terminal would obey is written out; indentation common to all lines is taken off."""
+    both = [[_plain(line.rstrip("\n")).expandtabs(4) for line in side] for side in (left, right)]
     indents = [line[: len(line) - len(line.lstrip(" "))] for side in both for line in side if line.strip()]
     common = len(os.path.commonprefix(indents))
     return [line[common:] for line in both[0]], [line[common:] for line in both[1]]
 
 
+def _plain(line: str) -> str:
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in line)
+
+
+def _cells(c: str) -> int:
+    """Columns that a terminal takes for a character."""
+    return 0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1
+
+
 def _wrapped(line: str, column: int) -> list[str]:
-    return [line[i : i + column] for i in range(0, len(line), column)] or [""]
+    rows, room = [""], column
+    for c in line:
+        if _cells(c) > room:
+            rows.append("")
+            room = column
+        rows[-1] += c
+        room -= _cells(c)
+    return rows
 
 
 def _row(left: str, mark: str, right: str, column: int) -> str:
-    return f"{left:<{column}} {mark} {right}".rstrip()
+    return f"{left}{' ' * (column - sum(map(_cells, left)))} {mark} {right}".rstrip()

@@ -330,6 +330,24 @@ def test_side_by_side_shows_every_character_within_its_width(left: list[str], ri
     assert (marks <= {""}) == ([line.expandtabs(4) for line in left] == [line.expandtabs(4) for line in right])
 
 
+def test_side_by_side_takes_a_terminal_s_columns_and_gives_it_no_orders() -> None:
+    """Wide characters count twice, accents of their own not at all; escapes, bells, bytes of no text are written out."""
+    left, right = ["中文" * 5 + "\n", "\x1b[31m\a\r\n"], ["e\u0301" * 3 + "\n", "\udcff\n"]
+    head, row, more, odd = side_by_side(left, right, ("a", "b"), 35)
+    assert head == "a                  b" and row == "中文中文中文中文 | e\u0301e\u0301e\u0301" and more == "中文"
+    assert odd == "\\x1b[31m\\x07\\r   | \\udcff"
+
+
+def test_a_file_that_is_no_text_is_a_conflict_told_by_its_name(checkout: Checkout) -> None:
+    """git merges no such files."""
+    checkout.keep_wheel()
+    (checkout.package / "srt/beta.py").write_bytes(b"\0\n" + BETA.encode())
+    for arguments in (["check"], ["apply", "--no-build", "--3way"]):
+        run = checkout.run(*arguments)
+        assert run.returncode == 1 and "0001-hook.patch: CONFLICT" in run.stderr
+        assert "srt/beta.py: it is no text" in " ".join(run.stderr.split())
+
+
 def test_the_place_most_alike_is_found_despite_changes() -> None:
     lines = [f"value_{i} = compute({i})\n" for i in range(200)]
     block = lines[120:127]

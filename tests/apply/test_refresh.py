@@ -246,6 +246,16 @@ def test_bytes_that_are_no_text_are_refused(applied: Checkout) -> None:
     assert "bytes that are no UTF-8" in refusal(applied)
 
 
+def test_other_line_ends_are_no_edit(applied: Checkout) -> None:
+    """Of the whole file, that is; a patch of all its lines is what nobody wants."""
+    beta = applied.package / "srt/beta.py"
+    text = beta.read_bytes()
+    beta.write_bytes(text.replace(b"\n", b"\r\n"))
+    assert "srt/beta.py has CRLF line ends now" in refusal(applied)
+    beta.write_bytes(text.replace(b"five\n", b"five\r\n"))
+    assert taken(refreshed(applied)) == [("srt/beta.py", 5, "0001-hook.patch")]
+
+
 def test_an_overlay_file_edited_on_both_sides(applied: Checkout) -> None:
     ours = applied.root / "overlay/srt/treeverify/attention/ops.py"
     ours.write_text(ours.read_text() + "# in the checkout\n")
