@@ -114,7 +114,7 @@ def fit_lines(fit: Fit, pin: Pin) -> list[str]:
     """A line a patch, with what stands in the way below it."""
     found = []
     for patch in fit.patches:
-        found.append(f"{patch.name}: {SAYS[patch.state]}")
+        found += _fitting(f"{patch.name}: {SAYS[patch.state]}")
         for file in patch.files:
             if file.state != CLEAN:
                 found += [f"  {line}" for line in _file_lines(file, pin)]
@@ -136,13 +136,15 @@ def _file_lines(file: FileFit, pin: Pin) -> list[str]:
 
 
 def _fitting(line: str) -> list[str]:
-    """A line about a file, or two or three where it is too long for a terminal."""
+    """A line about a file or patch, or two or three where it is too long for a terminal."""
     if len(line) <= ROWS:
         return [line]
     path, _, rest = line.partition(": ")
     if len(rest) <= ROWS:
         return [f"{path}:", f"  {rest}"]
     what, _, remark = rest.rpartition(" (")
+    if not what:
+        return [f"{path}:", f"  {rest}"]
     return [f"{path}:", f"  {what}", f"  ({remark}"]
 
 

@@ -51,13 +51,14 @@ def test_the_release_is_clean(patches: PatchSet, stock: dict[str, bytes]) -> Non
     assert set(states(fit).values()) == {CLEAN} and fit.content == apply_patches(patches, stock.get)
 
 
-def test_moved_hunks_merge(patches: PatchSet, stock: dict[str, bytes]) -> None:
+def test_moved_hunks_merge(patches: PatchSet, stock: dict[str, bytes], pin: Pin) -> None:
     tree = {path: b"# a fork's line\n" + data for path, data in stock.items()}
     assert set(states(fit_patches(patches, tree.get, None)).values()) == {UNKNOWN}
     fit = fit_patches(patches, tree.get, stock.get)
     assert set(states(fit).values()) == {MERGES}
     assert fit.content == {p: b"# a fork's line\n" + d for p, d in apply_patches(patches, stock.get).items()}
     assert fit.patches[0].files[0].hunks[0].why == "moved from line 25 to 26"
+    assert max(map(len, fit_lines(fit, pin))) <= 78
 
 
 def test_a_changed_line_elsewhere_is_clean(patches: PatchSet, stock: dict[str, bytes]) -> None:
@@ -331,7 +332,7 @@ def test_side_by_side_shows_every_character_within_its_width(left: list[str], ri
 
 
 def test_side_by_side_takes_a_terminal_s_columns_and_gives_it_no_orders() -> None:
-    """Wide characters count twice, accents of their own not at all; escapes, bells, bytes of no text are written out."""
+    """Wide characters count twice, accents of their own not at all; escapes, bells, bytes of no text are spelt."""
     left, right = ["中文" * 5 + "\n", "\x1b[31m\a\r\n"], ["e\u0301" * 3 + "\n", "\udcff\n"]
     head, row, more, odd = side_by_side(left, right, ("a", "b"), 35)
     assert head == "a                  b" and row == "中文中文中文中文 | e\u0301e\u0301e\u0301" and more == "中文"
