@@ -44,7 +44,7 @@ from applier.say import note, result, result_json
 from applier.settling import REPORT, to_settle, unsettled
 from applier.show import list_json, list_text, status_text, ways_text
 from applier.state import EXIT_OK, State, inspect, inspect_recorded
-from applier.text import width
+from applier.text import width, wrapped
 from applier.tree import Tree, command_line, locate
 
 SERVER_NEEDS = ["torch", "transformers", "sgl_kernel", "flashinfer"]
@@ -184,7 +184,7 @@ def port(options: Namespace) -> int:
     else:
         result(f"{target}: started from {old.name}")
         for line in summary(plan):
-            result(f"  {line}")
+            result("\n".join(wrapped(line, "  ", "    ")))
         result(f"  {f'{to_settle(plan.open)}: see {target / REPORT}' if plan.open else 'nothing to settle'}")
     return 1 if plan.open else 0
 

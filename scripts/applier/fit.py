@@ -126,8 +126,14 @@ def fit_patches(patches: PatchSet, read: Read, released: Read | None) -> Fit:
 
 def has_already(tree: bytes, release: bytes, patched: bytes) -> bool:
     """Whether the tree has a change: it can be taken out of it, and putting it in again gives the tree."""
+    return taken_back(tree, release, patched) is not None
+
+
+def taken_back(tree: bytes, release: bytes, patched: bytes) -> bytes | None:
+    """The tree without a change that it has; None where it can't be taken out, or putting it in again gives another."""
     without = merge(tree, patched, release)
-    return without is not None and without != tree and merge(without, release, patched) == tree
+    back = without is not None and without != tree and merge(without, release, patched) == tree
+    return without if back else None
 
 
 def doubles(hunks: tuple[Hunk, ...], release: bytes, tree: bytes, merged: bytes) -> bool:

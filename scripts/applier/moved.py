@@ -41,7 +41,7 @@ def find_moved(tree: Tree, gone: Mapping[str, bytes], known: Collection[str]) ->
         return best
     for file in sorted(tree.path("srt").rglob("*.py")):
         now = file.relative_to(tree.package).as_posix()
-        if now in known:
+        if now in known or not file.is_file():
             continue
         have = _lines(file.read_bytes())
         for path, lines in wanted.items():

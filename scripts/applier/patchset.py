@@ -80,6 +80,14 @@ def apply_patches(patches: PatchSet, read: Callable[[str], bytes | None]) -> dic
     return {path: encode("".join(lines)) for path, lines in content.items()}
 
 
+def put_in(patches: PatchSet, path: str, data: bytes) -> bytes:
+    """One file with all that the patches do to it. HunkError where one does not fit."""
+    lines = split_lines(decode(data))
+    for file in (file for patch in patches.patches for file in patch.files if file.path == path):
+        lines = apply_hunks(file, lines)
+    return encode("".join(lines))
+
+
 def take_out(patches: PatchSet, path: str, data: bytes) -> bytes | None:
     """One file without what the patches do to it; None where they change nothing there or any hunk isn't in place."""
     mine = [file for patch in reversed(patches.patches) for file in patch.files if file.path == path]

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Iterable
 
 from applier.blob import file_blob
+from applier.fit import taken_back
 from applier.gitinfo import commit_without, head_holds
-from applier.overwritten import OURS, names_us, taken_out
+from applier.overwritten import OURS, names_us, taken_out, without_patches
+from applier.patchset import put_in
 from applier.release import Release
+from applier.released import released_file
 from applier.state import State
 from applier.tree import Tree, command_line
 
@@ -18,14 +22,28 @@ TAKE_OUT_ANYWAY = "take the patches out of files that are not all the release's;
 
 
 def removable(tree: Tree, release: Release, state: State, force: bool = False) -> dict[str, bytes]:
-    """Patched files without the patches: those that are then the release's by blob id, with `force` all that have them.
+    """Patched files without the patches: those that are then the release's by blob id; with `force` all that have them.
 
-    None of a tree in which the patches may as well come from upstream: where no file speaks of our package.
+    In a fork they may have moved; a merge takes them out then. None of a tree in which the patches may as well come
+    from upstream: where no file speaks of our package.
     """
     if state.manifest is not None or state.state != "partial":
         return {}
+    found = taken_out(tree, release.patches, state.ours)
     paths = [item.path for item in state.unknown]
-    return taken_out(tree, release.patches, paths if force and any(names_us(tree, it) for it in paths) else state.ours)
+    if force and any(names_us(tree, path) for path in paths):
+        merged = {path: _merged_out(tree, release, path) for path in paths if path not in found}
+        found |= {path: data for path, data in merged.items() if data is not None}
+    return found
+
+
+def _merged_out(tree: Tree, release: Release, path: str) -> bytes | None:
+    """A file without all the patches do to it, exactly or by git's merge with the release, where that is at hand."""
+    exact = without_patches(tree, path, release.patches)
+    now, base = tree.read(path), released_file(tree, release.pin, path, fetch=False)
+    if exact is not None or now is None or base is None or b"\0" in now or shutil.which("git") is None:
+        return exact
+    return taken_back(now, base, put_in(release.patches, path, base))
 
 
 def ways_back(tree: Tree, release: Release, state: State) -> list[tuple[str, str]]:

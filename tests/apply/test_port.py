@@ -260,6 +260,18 @@ def test_port_and_refresh_make_a_finished_pin(checkout: Checkout, second: Path) 
     assert apply_patches(release.patches, locate(second).read)["srt/beta.py"].decode() == text
 
 
+def test_what_port_says_fits_a_terminal(checkout: Checkout, second: Path) -> None:
+    """A file that moved far, among names that are no files."""
+    (second / "srt/observability_components/folder.py").mkdir(parents=True)
+    (second / "srt/nowhere.py").symlink_to("nothing")
+    moved = (second / "srt/alpha.py").rename(second / "srt/observability_components/what_alpha_has_become_by_now.py")
+    command = [*checkout.command("port")[:2], "port", "--from", "v1", "--to", str(second)]
+    run = subprocess.run(command, capture_output=True, text=True, env=checkout.env(), check=False)
+    head, *lines, last = run.stdout.splitlines()
+    assert run.returncode == 1 and max(map(len, lines)) <= 80 and "things to settle: see" in last
+    assert f"srt/alpha.py is gone; {moved.relative_to(second)} has " in " ".join(" ".join(lines).split())
+
+
 def test_a_folder_that_is_none_is_told_by_the_option_that_named_it(checkout: Checkout, tmp_path: Path) -> None:
     told = run_port(checkout, tmp_path / "none")
     assert (told["code"], told["error"]) == (2, f"--to {tmp_path / 'none'}: no such folder")

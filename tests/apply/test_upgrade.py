@@ -217,10 +217,8 @@ PATCHED = MINE.replace("line 5\n", "line five\n").replace("line 30\n", "line 30\
 
 def test_a_fork_that_committed_the_patches_gets_them_taken_out(checkout: Checkout) -> None:
     """`git checkout` of the file gives back what is there; the patches stand one line lower than in the release."""
+    checkout.keep_wheel()
     second = checkout.pin / "0002-more.patch"
-    for path in (second, checkout.pin / "0001-hook.patch"):
-        lower = path.read_text().replace("@@ -30,3 +30,4", "@@ -31,3 +31,4").replace("@@ -4,3 +4,3", "@@ -5,3 +5,3")
-        path.write_text(lower)
     second.write_text(second.read_text().replace("and a half", "of treeverify"))
     patched = PATCHED.replace("and a half", "of treeverify")
     fork_that_committed(checkout, MINE, patched)
