@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from pathlib import Path
+
+from applier.errors import DriftError
 
 
 def blob_id(data: bytes) -> str:
@@ -19,8 +22,14 @@ def file_blob(path: Path) -> str | None:
 
 
 def read(path: Path) -> bytes | None:
-    """A file's bytes, or None where there is no such file, but nothing or a folder."""
+    """A file's bytes, or None where there is no such file, but nothing or a folder.
+
+    DriftError for a pipe, socket or device, which may never come to an end.
+    """
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DriftError(f"{path} is no file but a pipe, socket or device; nothing was changed. Move it away")
         return path.read_bytes()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return None

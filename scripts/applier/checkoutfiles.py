@@ -50,7 +50,7 @@ def replace_all(root: Path, folder: Path, writes: Mapping[str, bytes | None]) ->
 def make_folder(folder: Path, files: Mapping[str, bytes], check: Callable[[Path], object]) -> None:
     """A new folder, whole or not at all; `check` may refuse it before it has its name. UsageError where it exists."""
     if folder.exists():
-        raise UsageError(f"{folder} exists; delete it, or name another with --name")
+        raise UsageError(f"{folder} exists; name another with --name, or delete it where nobody needs it")
     scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
         for rel, data in files.items():

@@ -175,9 +175,9 @@ def _files(tree: Tree, release: Release, manifest: Manifest, wish: Wish) -> dict
     for path in [*own, *others, *wish.add]:
         if path in found:
             continue
-        base = released_file(tree, pin, path)
+        base = None if names.fault(path) else released_file(tree, pin, path)
         if base is None or path.startswith(f"{HOME}/"):
-            raise UsageError(f"--add {path}: {pin.name} has no such file; new files belong into {HOME}/")
+            raise UsageError(f"--add {path!r}: {pin.name} has no such file; new files belong into {HOME}/")
         found[path] = base
     return found
 

@@ -191,7 +191,8 @@ def test_a_file_that_no_patch_touches(applied: Checkout, monkeypatch: pytest.Mon
     gamma.write_text("g = 2\n")
     assert not refreshed(applied).writes, "other files are the user's"
     assert "no patch touches srt/gamma.py" in refusal(applied, add=("srt/gamma.py",))
-    assert "has no such file" in refusal(applied, add=("srt/delta.py",))
+    for path in ("srt/delta.py", "", "../outside.py", "/srt/gamma.py", "srt"):
+        assert f"--add {path!r}: v1 has no such file" in refusal(applied, add=(path,))
     plan = refreshed(applied, add=("srt/gamma.py",), patch="0002-more.patch")
     assert set(plan.writes) == {"patches/v1/0002-more.patch", "patches/v1/pin.toml"}
     assert '"srt/gamma.py" = "' in (applied.pin / "pin.toml").read_text()

@@ -184,6 +184,16 @@ def test_links_that_lead_out_are_not_followed(checkout: Checkout, tmp_path: Path
     assert tree_hash(tmp_path) == content
 
 
+@pytest.mark.parametrize("place", ["srt/beta.py", "srt/treeverify/pipe.py"])
+def test_a_pipe_is_not_waited_for(checkout: Checkout, place: str) -> None:
+    checkout.run("apply", "--no-build")
+    (checkout.package / place).unlink(missing_ok=True)
+    os.mkfifo(checkout.package / place)
+    for command in (["status"], ["apply", "--no-build"], ["revert", "--force"], ["refresh"]):
+        run = subprocess.run(checkout.command(*command), capture_output=True, text=True, timeout=60, check=False)
+        assert run.returncode == 1 and f"{place} is no file but a pipe" in run.stderr, run.stderr
+
+
 def test_patch_of_a_file_without_a_blob(checkout: Checkout) -> None:
     (checkout.package / "srt/gamma.py").write_text("a\n")
     checkout.write_patch(
