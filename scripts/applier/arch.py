@@ -49,6 +49,17 @@ def found_gpus() -> list[Gpu]:
     return [Gpu(*row) for row in rows if len(row) == 4 and re.fullmatch(r"\d+\.\d+", row[1])]
 
 
+def smi_failure() -> str | None:
+    """What nvidia-smi says where it does not work, on one line; None where it does, or there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return " ".join((run.stdout + run.stderr).split()) or f"exit code {run.returncode}" if run.returncode else None
+
+
 def parse_arches(text: str) -> list[str]:
     """ "90a,120" as a sorted list without repeats; UsageError names the part that is no architecture."""
     parts = [part.strip().removeprefix("sm_") for part in text.split(",") if part.strip()]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from applier import driver
-from applier.arch import OLDEST, Gpu, capability, found_gpus, runs_on
+from applier.arch import OLDEST, Gpu, capability, found_gpus, runs_on, smi_failure
 from applier.errors import UsageError
 from applier.layout import Layout
 from applier.pin import Pin, load_pins
@@ -70,13 +70,7 @@ def examine(layout: Layout, tree: Tree | None, state: State | None, where: str, 
         cudas["kernels"] = state.manifest.kernels.nvcc
     rule = driver.needed({name: version for name, version in cudas.items() if version})
     if not gpus:
-        mend.append(
-            Mend(
-                "no GPU: nvidia-smi finds none",
-                "here the tree can be patched and the kernels built with --arch, not run; on a machine that has one, "
-                "install NVIDIA's driver",
-            )
-        )
+        mend.append(_no_gpu(smi_failure()))
     _check_driver(gpus, rule, mend)
     _check_gpus(gpus, state, where, mend)
     if host is None:
@@ -129,6 +123,17 @@ def _path(gpu: Gpu) -> str:
 def _built(gpu: Gpu, state: State | None) -> str | None:
     """The architecture in the tree whose machine code runs on a card."""
     return next((arch for arch in (state.kernels if state else {}) if runs_on(arch, gpu)), None)
+
+
+def _no_gpu(failure: str | None) -> Mend:
+    if failure:
+        remedy = "restart the machine where the driver was just updated; else install NVIDIA's driver again"
+        return Mend(f"no GPU: nvidia-smi fails ({failure})", remedy)
+    return Mend(
+        "no GPU: nvidia-smi finds none",
+        "here the tree can be patched and the kernels built with --arch, not run; on a machine that has one, "
+        "install NVIDIA's driver",
+    )
 
 
 def _pin(layout: Layout, state: State | None) -> Pin | None:

@@ -114,6 +114,15 @@ def test_cuda_that_nobody_knows() -> None:
     assert driver.branch("580.65.06") == 580 and driver.branch("[N/A]") is None
 
 
+@pytest.mark.parametrize(("says", "code"), [("Driver/library version mismatch", 18), ("", 9), ("", 0)])
+def test_a_driver_that_does_not_work(checkout: Checkout, tmp_path: Path, says: str, code: int) -> None:
+    """As after an update without a restart: what nvidia-smi says is told."""
+    program(tmp_path / "nvidia-smi", f"echo {says}\nexit {code}")
+    found = mend(checkout, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    told = f"fails ({says or f'exit code {code}'})" if code else "finds none"
+    assert f"no GPU: nvidia-smi {told}" in [item["problem"] for item in found]
+
+
 def test_a_torch_without_cuda(checkout: Checkout, tmp_path: Path) -> None:
     exe = python(tmp_path, cuda=None, torch="2.11.0+cpu")
     for cards in ((), ("NVIDIA H200, 9.0",)):
