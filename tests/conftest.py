@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,15 @@ from applier.pin import Pin, choose_pin
 
 LONGEST = ("patches", "kit/test_training.py", "kit/test_acceptance.py", "apply/test_bootstrap.py")
 """Where tests run side by side these begin. Those of patches share two processes that have SGLang imported."""
+
+
+def pytest_configure() -> None:
+    """How long an example of hypothesis takes says nothing of the code where others use the cores."""
+    with contextlib.suppress(ImportError):  # a machine that runs gpu tests alone may lack it
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("shared cores")
 
 
 def _group(nodeid: str) -> str:
