@@ -58,11 +58,14 @@ constexpr Entry kKernels[] = {
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 constexpr int kCombine = 0, kPrep = 2, kPlan = 3;
-constexpr int kDtypes = 2;
+constexpr int kDtypes = 2;   // of queries
+constexpr int kAsQuery = 0;  // a pool whose dtype is that of the queries
 
-// Verify kernels of one design.
+// Verify kernels of one design for one kind of pool.
 struct Set {
   TvPath path;
+  int kv;            // an fp8 TvDtype, or kAsQuery
+  int dtypes;        // of queries that it has kernels for, the first ones of TvDtype
   int first, count;  // in kKernels; `count` for each dtype
   bool aligned_q;    // reads q in pieces of 16 bytes
   int many;          // in kKernels, by dtype: those for requests of many rows; 0: none
@@ -76,7 +79,8 @@ struct Set {
     while (kKernels[index].row_tile < tv::row_tile(rows, max_row_tile())) ++index;
     return index;
   }
-  bool answers(int wanted) const {
+  bool answers(int wanted, int dtype, int kv_dtype) const {
+    if (dtype >= dtypes || kv != (kv_dtype == dtype ? kAsQuery : kv_dtype)) return false;
     return wanted == TV_PATH_AUTO || wanted == path || (wanted == TV_PATH_PORTABLE && path == TV_PATH_NARROW);
   }
 };
@@ -86,9 +90,9 @@ constexpr int kPortableTiles = TV_PORTABLE(TV_ONE, ), kHopperTiles = TV_HOPPER(T
 constexpr int kVerify = kKernelCount - kDtypes * (2 * kPortableTiles + kHopperTiles + 1);  // 1: for many rows
 constexpr int kNarrow = kVerify, kWide = kNarrow + kDtypes * kPortableTiles, kHopper = kWide + kDtypes * kPortableTiles;
 constexpr Set kSets[] = {
-    {TV_PATH_HOPPER, kHopper, kHopperTiles, true, kHopper + kDtypes* kHopperTiles},
-    {TV_PATH_PORTABLE, kWide, kPortableTiles, false, 0},
-    {TV_PATH_NARROW, kNarrow, kPortableTiles, false, 0},
+    {TV_PATH_HOPPER, kAsQuery, kDtypes, kHopper, kHopperTiles, true, kHopper + kDtypes* kHopperTiles},
+    {TV_PATH_PORTABLE, kAsQuery, kDtypes, kWide, kPortableTiles, false, 0},
+    {TV_PATH_NARROW, kAsQuery, kDtypes, kNarrow, kPortableTiles, false, 0},
 };
 constexpr int kSetCount = sizeof(kSets) / sizeof(kSets[0]);
 static_assert(kKernels[kWide - 1].row_tile == tv::portable::kMaxRowTile);
@@ -115,7 +119,7 @@ cudaError_t prepare(const Set& set, int device) {
     if (const int code = state->load(std::memory_order_relaxed)) return static_cast<cudaError_t>(code - 1);
   }
   cudaError_t err = cudaSuccess;
-  const int end = set.first + kDtypes * set.count + (set.many ? kDtypes : 0);
+  const int end = set.first + set.dtypes * set.count + (set.many ? set.dtypes : 0);
   for (int i = set.first; i < end && err == cudaSuccess; ++i) {
     const tv::Kernel& k = *kKernels[i].kernel;
     err = k.function == nullptr
@@ -127,13 +131,18 @@ cudaError_t prepare(const Set& set, int device) {
   return err;
 }
 
-// The set that serves `wanted` on the current device.
-cudaError_t choose(int wanted, bool q_is_aligned, const Set** chosen) {
-  if (wanted < TV_PATH_AUTO || wanted > TV_PATH_NARROW) return cudaErrorInvalidValue;
+bool is_pair(int dtype, int kv_dtype) {
+  const bool queries = dtype == TV_BF16 || dtype == TV_FP16, fp8 = kv_dtype == TV_FP8_E4M3 || kv_dtype == TV_FP8_E5M2;
+  return queries && (kv_dtype == dtype || (fp8 && dtype == TV_BF16));
+}
+
+// The set that serves `wanted` on the current device, for these queries and this pool.
+cudaError_t choose(int wanted, bool q_is_aligned, int dtype, int kv_dtype, const Set** chosen) {
+  if (wanted < TV_PATH_AUTO || wanted > TV_PATH_NARROW || !is_pair(dtype, kv_dtype)) return cudaErrorInvalidValue;
   int device = 0;
   if (const cudaError_t err = cudaGetDevice(&device)) return err;
   for (const Set& set : kSets) {
-    if (!set.answers(wanted)) continue;
+    if (!set.answers(wanted, dtype, kv_dtype)) continue;
     if (set.aligned_q && !q_is_aligned) {
       if (wanted == set.path) return cudaErrorInvalidValue;
       continue;
@@ -187,7 +196,8 @@ cudaError_t launch(int index, dim3 grid, dim3 block, const Params* params, void*
 }
 
 bool is_launchable(const TvVerifyParams& p) {
-  if (p.bs < 0 || p.max_q < 1 || p.heads < 1 || p.dtype < TV_BF16 || p.dtype > TV_FP16) return false;
+  if (p.bs < 0 || p.max_q < 1 || p.heads < 1 || !is_pair(p.dtype, p.kv_dtype)) return false;
+  if (p.kv_dtype == p.dtype && p.k_scale != 1) return false;
   if (p.splits < p.bs || p.splits >= kMaxGridY) return false;
   if (int64_t(p.max_q) * p.heads > kMaxRequestRows || int64_t(p.tokens) * p.heads > INT32_MAX) return false;
   for (const int64_t stride : {p.q_nope_stride_t, p.q_nope_stride_h, p.q_pe_stride_t, p.q_pe_stride_h, p.kv_stride,
@@ -204,9 +214,9 @@ bool is_launchable(const TvVerifyParams& p) {
 
 }  // namespace
 
-extern "C" int tv_mla_path(int wanted, int* path, int* max_row_tile) {
+extern "C" int tv_mla_path(int wanted, int dtype, int kv_dtype, int* path, int* max_row_tile) {
   const Set* set = nullptr;
-  if (const cudaError_t err = choose(wanted, true, &set)) return err;
+  if (const cudaError_t err = choose(wanted, true, dtype, kv_dtype, &set)) return err;
   *path = set->path == TV_PATH_NARROW && wanted != TV_PATH_NARROW ? TV_PATH_PORTABLE : set->path;
   *max_row_tile = set->max_row_tile();
   return cudaSuccess;
@@ -216,7 +226,7 @@ extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
   if (p->tokens == 0) return cudaSuccess;
   if (!is_launchable(*p)) return cudaErrorInvalidValue;
   const Set* set = nullptr;
-  if (const cudaError_t err = choose(p->path, is_q_aligned(*p), &set)) return err;
+  if (const cudaError_t err = choose(p->path, is_q_aligned(*p), p->dtype, p->kv_dtype, &set)) return err;
   const int rows = p->max_q * p->heads, index = set->pick(p->dtype, rows);
 
   // One more block along y answers for rows that no request covers; else combine does.

@@ -11,7 +11,8 @@
 
 #include <stdint.h>
 
-enum TvDtype { TV_BF16 = 0, TV_FP16 = 1 };
+// q and out have one of the first two. The pool has the same one, or an fp8 where q is bf16.
+enum TvDtype { TV_BF16 = 0, TV_FP16 = 1, TV_FP8_E4M3 = 2, TV_FP8_E5M2 = 3 };
 
 enum TvMaskKind {
   TV_MASK_NONE = 0,    // causal among the draft rows
@@ -50,6 +51,8 @@ typedef struct TvVerifyParams {
   int32_t path;               // TvPath
   int32_t taper;              // without a plan: of each request's splits the last, each half as long as the one before
   float sm_scale, logit_cap;  // logit_cap <= 0: none
+  int32_t kv_dtype;           // TvDtype of the pool: `dtype` or an fp8
+  float k_scale;              // a key or value is k_scale times what an fp8 pool holds; 1 for the other pools
 } TvVerifyParams;
 
 // The plan [2 * bs + 1]: in its order, longest splits first, the i-th request owns splits plan[i] .. plan[i + 1] and is
@@ -85,9 +88,9 @@ int tv_mla_verify(const TvVerifyParams* params, void* stream);
 int tv_mla_prep(const TvPrepParams* params, void* stream);
 int tv_mla_plan(const TvPlanParams* params, void* stream);
 
-// The path (TvPath, not AUTO) that tv_mla_verify takes on the current device, and the most query rows its blocks hold:
-// what a caller needs to choose the number of splits.
-int tv_mla_path(int wanted, int* path, int* max_row_tile);
+// The path (TvPath, not AUTO) that tv_mla_verify takes on the current device for queries of `dtype` and a pool of
+// `kv_dtype`, and the most query rows its blocks hold: what a caller needs to choose the number of splits.
+int tv_mla_path(int wanted, int dtype, int kv_dtype, int* path, int* max_row_tile);
 
 // Name, dynamic shared memory and block size of kernel i; non-zero past the end. Needs no GPU.
 int tv_kernel_info(int i, const char** name, int* dynamic_smem_bytes, int* threads);

@@ -34,6 +34,13 @@ def test_paths(host_build):
     assert [lib.path(i) for i in range(4)] == mirror
 
 
+def test_dtypes(host_build):
+    names = "TV_BF16, TV_FP16, TV_FP8_E4M3, TV_FP8_E5M2"
+    source = f'#include "params.h"\nextern "C" int dtype(int i) {{ const int d[] = {{{names}}}; return d[i]; }}'
+    lib = host_build("dtypes", source)
+    assert [lib.dtype(i) for i in range(4)] == [abi.BF16, abi.FP16, abi.FP8_E4M3, abi.FP8_E5M2]
+
+
 def test_missing_library_names_the_way_out(monkeypatch, tmp_path):
     monkeypatch.setenv("TREEVERIFY_LIBRARY", str(tmp_path / "none.so"))
     abi.library.cache_clear()

@@ -16,7 +16,7 @@ def textbook(case: cases.Case, b: int) -> torch.Tensor:
     slots = case.kv_indices[case.kv_indptr[b] : case.kv_indptr[b + 1]].long()
     if case.out_cache_loc is not None:
         slots = torch.cat([slots, case.out_cache_loc[q0 : q0 + case.n]])
-    key = case.pool.view(-1, 576)[slots].double().expand(q.shape[0], -1, -1)
+    key = (case.pool.view(-1, 576)[slots].double() * case.k_scale).expand(q.shape[0], -1, -1)
     mask = torch.cat([torch.ones(case.n, len(slots) - case.n, dtype=torch.bool), case.visible[b]], 1)
     out = torch.nn.functional.scaled_dot_product_attention(q, key, key[..., :512], attn_mask=mask, scale=case.sm_scale)
     return out.transpose(0, 1)
@@ -34,6 +34,39 @@ def test_verify_is_textbook_attention(n, kind, two_source):
         )  # bf16 rounding of the output
     assert torch.equal(out[case.bs * n :], torch.zeros_like(out[case.bs * n :]))
     assert reference.worst_row_error(case.expected(), out.double()) < 4e-3
+
+
+@pytest.mark.parametrize("logit_cap", [0.0, 2.0])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_pool_in_units_of_its_scale(kv_dtype, logit_cap):
+    """A power of two, which may as well stand in the pool itself: in front of the soft cap."""
+    shape = [0, 5, 33], 7, 3
+    scaled = cases.make_case(*shape, device="cpu", kv_dtype=kv_dtype, k_scale=0.25, logit_cap=logit_cap)
+    plain = cases.make_case(*shape, device="cpu", kv_dtype=torch.bfloat16, logit_cap=logit_cap)
+    plain.pool = scaled.pool.bfloat16() * 0.25
+    assert torch.equal(scaled.run(), plain.run())
+    if logit_cap == 0:
+        for b in range(scaled.bs):
+            assert reference.worst_row_error(scaled.out[b * 7 : (b + 1) * 7], textbook(scaled, b)) < 4e-3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [(torch.float16, torch.float8_e4m3fn), (torch.float16, torch.bfloat16), (torch.bfloat16, torch.float32)],
+)
+def test_pools_that_the_kernels_do_not_read_are_named(dtype, kv_dtype):
+    case = cases.make_case([4], 3, 2, device="cpu", dtype=dtype, kv_dtype=kv_dtype)
+    with pytest.raises(ValueError, match=f"kv_buffer is {kv_dtype}, expected {dtype}, or an fp8 where q is bfloat16"):
+        ops._verify_cuda(*verify_args(case))
+
+
+def verify_args(case: cases.Case) -> ops.VerifyArgs:
+    """What the op would get."""
+    heard: list[ops.VerifyArgs] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "mla_verify", lambda *args: heard.append(ops.VerifyArgs(*args)))
+        case.run()
+    return heard[0]
 
 
 def test_a_mask_that_leaves_its_tensor_is_causal():

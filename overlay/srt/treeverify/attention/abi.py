@@ -10,6 +10,7 @@ from pathlib import Path
 
 MASK_NONE, MASK_PACKED, MASK_FULL, MASK_QLEN = range(4)
 PATH_AUTO, PATH_PORTABLE, PATH_HOPPER, PATH_NARROW = range(4)
+BF16, FP16, FP8_E4M3, FP8_E5M2 = range(4)
 
 _P, _I64, _I32, _F32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -25,6 +26,8 @@ class VerifyParams(ctypes.Structure):
         *((name, _I32) for name in ("kv_index_bytes", "qo_index_bytes", "dtype", "mask_kind", "mask_words")),
         *((name, _I32) for name in ("bs", "tokens", "heads", "max_q", "splits", "path", "taper")),
         *((name, _F32) for name in ("sm_scale", "logit_cap")),
+        ("kv_dtype", _I32),
+        ("k_scale", _F32),
     ]
 
 
@@ -69,7 +72,7 @@ def library() -> ctypes.CDLL:
     lib.tv_mla_verify.argtypes = [ctypes.POINTER(VerifyParams), ctypes.c_void_p]
     lib.tv_mla_prep.argtypes = [ctypes.POINTER(PrepParams), ctypes.c_void_p]
     lib.tv_mla_plan.argtypes = [ctypes.POINTER(PlanParams), ctypes.c_void_p]
-    lib.tv_mla_path.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int)]
+    lib.tv_mla_path.argtypes = [*3 * [ctypes.c_int], *2 * [ctypes.POINTER(ctypes.c_int)]]
     lib.tv_kernel_info.argtypes = [
         ctypes.c_int,
         ctypes.POINTER(ctypes.c_char_p),

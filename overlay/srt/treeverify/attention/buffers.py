@@ -128,7 +128,7 @@ class VerifyMetadata:
             self.bs,
             self.n,
             self.cut.splits,
-            layer.scaling * k_scale,
+            layer.scaling,
             layer.logit_cap,
             out,
             self.workspace,
@@ -136,9 +136,8 @@ class VerifyMetadata:
             self.splits,
             self.path,
             0 if self.splits else self.cut.taper,
+            k_scale,
         )
-        if k_scale != 1.0:
-            out.mul_(k_scale)
         return out.view(-1, heads * LATENT)
 
 

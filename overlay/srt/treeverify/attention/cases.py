@@ -49,6 +49,7 @@ class Case:
     taper: int = 0
     path: int = abi.PATH_AUTO
     splits: int = 0
+    k_scale: float = 1.0
     split_indptr: torch.Tensor | None = field(init=False)
     out: torch.Tensor = field(init=False)
     workspace: torch.Tensor = field(init=False)
@@ -79,7 +80,8 @@ class Case:
         args = (self.q_nope, self.q_pe, self.pool, self.kv_indptr, self.kv_indices, self.qo_indptr, self.out_cache_loc)
         mask = (self.mask, self.mask_indptr, self.mask_kind)
         tail = (self.bs, self.n, self.nsplit, self.sm_scale, self.logit_cap, self.out, self.workspace)
-        ops.mla_verify(*args, *mask, *tail, self.split_indptr, self.splits, self.path, 0 if self.splits else self.taper)
+        plan = (self.split_indptr, self.splits, self.path, 0 if self.splits else self.taper)
+        ops.mla_verify(*args, *mask, *tail, *plan, self.k_scale)
         return self.out
 
     def expected(self) -> torch.Tensor:
@@ -87,7 +89,7 @@ class Case:
         packed = reference.pack_mask(self.visible)
         return reference.mla_verify(
             self.q_nope, self.q_pe, self.pool, self.kv_indptr, self.kv_indices, self.qo_indptr, self.out_cache_loc,
-            packed, None, abi.MASK_PACKED, self.bs, self.n, self.sm_scale, self.logit_cap,
+            packed, None, abi.MASK_PACKED, self.bs, self.n, self.sm_scale, self.logit_cap, self.k_scale,
         )  # fmt: skip
 
 
@@ -111,6 +113,8 @@ def make_case(
     heads: int,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
+    k_scale: float = 1.0,
     device: torch.device | str = "cuda",
     seed: int = 0,
     mask_kind: int = abi.MASK_PACKED,
@@ -131,6 +135,8 @@ def make_case(
     """Draws a verify step for requests with the given prefix lengths and a random tree of `n` nodes each.
 
     Args:
+        kv_dtype: of the pool, `dtype` where left out.
+        k_scale: keys and values are k_scale times what the pool holds.
         mask_kind: abi.MASK_NONE makes the trees causal chains.
         two_source: kv_indices holds the prefix only, out_cache_loc the draft slots.
         nsplit: splits of each request; chosen as a server does where left out, and `taper` with it.
@@ -150,8 +156,9 @@ def make_case(
     slots = total + 64 if pool is None else pool.shape[0]
     order = torch.arange(slots) if contiguous_slots else torch.randperm(slots, generator=generator)
     if pool is None:
-        pool = torch.randn(slots, 1, KEY_DIM, generator=on_device, device=device, dtype=torch.float32).to(dtype)
+        pool = torch.randn(slots, 1, KEY_DIM, generator=on_device, device=device, dtype=torch.float32)
         pool[order[total:].to(device)] = float("nan")  # nobody's slots: reading one shows
+        pool = pool.to(kv_dtype or dtype)
     per_request = list(order[:total].to(device).split(kv_lens))
     spans = [p if two_source else p + n for p in prefixes] + [0] * padded
     kept = [s[:p] if two_source else s for s, p in zip(per_request, prefixes, strict=True)]
@@ -168,7 +175,7 @@ def make_case(
     elif mask_kind == abi.MASK_QLEN:
         mask = visible.view(-1).to(mask_dtype)
         mask_indptr = _indptr([n * n] * bs, torch.int64, device)
-    tokens, target = bs * n + extra_tokens, paths.target(device, path)
+    tokens, target = bs * n + extra_tokens, paths.target(device, path, pool.dtype)
     cut = target.cut(bs, n, heads) if nsplit is None else Cut(nsplit, taper)
 
     def draw(width: int) -> torch.Tensor:  # [T, H, width] with the strides SGLang's absorbed projection leaves
@@ -194,6 +201,7 @@ def make_case(
         taper=cut.taper,
         path=path,
         splits=target.planned_splits(bs, n, heads) if plan else 0,
+        k_scale=k_scale,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import abi, reference
+from . import abi, paths, reference
 from .checks import INDEX_BYTES, check, not_dense, not_index, not_typed, too_short
 from .launch import launch
 from .plan import (
@@ -32,7 +32,7 @@ from .plan import (
     workspace_floats,
 )
 
-_DTYPES = {torch.bfloat16: 0, torch.float16: 1}
+_DTYPES = {torch.bfloat16: abi.BF16, torch.float16: abi.FP16}
 
 
 class PrepArgs(NamedTuple):
@@ -65,7 +65,7 @@ class VerifyArgs(NamedTuple):
 
     q_nope: torch.Tensor  # bf16 or fp16 [T, H, 512], any strides but the last
     q_pe: torch.Tensor  # [T, H, 64]
-    kv_buffer: torch.Tensor  # [slots, 1, 576]
+    kv_buffer: torch.Tensor  # [slots, 1, 576] of q's dtype, or float8_e4m3fn or float8_e5m2 where q is bf16
     kv_indptr: torch.Tensor  # int32 [>= bs + 1]
     kv_indices: torch.Tensor  # int32 or int64
     qo_indptr: torch.Tensor  # int32 or int64 [>= bs + 1]
@@ -84,6 +84,7 @@ class VerifyArgs(NamedTuple):
     splits: int = 0  # what mla_plan was given; only with split_indptr
     path: int = abi.PATH_AUTO  # abi.PATH_*
     taper: int = 0  # of each request's splits the last, each half as long as the one before; only without a plan
+    k_scale: float = 1.0  # keys and values are k_scale times what kv_buffer holds
 
     @property
     def all_splits(self) -> int:
@@ -100,7 +101,7 @@ _lib.define(
     "mla_verify(Tensor q_nope, Tensor q_pe, Tensor kv_buffer, Tensor kv_indptr, Tensor kv_indices, Tensor qo_indptr, "
     "Tensor? out_cache_loc, Tensor? mask, Tensor? mask_indptr, int mask_kind, int bs, int max_q, int nsplit, "
     "float sm_scale, float logit_cap, Tensor(a!) out, Tensor(b!) workspace, Tensor? split_indptr=None, int splits=0, "
-    "int path=0, int taper=0) -> ()"
+    "int path=0, int taper=0, float k_scale=1.0) -> ()"
 )
 _lib.define("mla_plan(Tensor kv_indptr, int bs, int splits, Tensor(a!) split_indptr) -> ()")
 
@@ -297,11 +298,13 @@ def _layout_problems(a: VerifyArgs) -> Iterator[str]:
     dtype = a.q_nope.dtype
     if dtype not in _DTYPES:
         yield f"q is {dtype}, expected bfloat16 or float16"
-    yield from not_typed(dtype, q_pe=a.q_pe, kv_buffer=a.kv_buffer, out=a.out)
+    yield from not_typed(dtype, q_pe=a.q_pe, out=a.out)
+    if not paths.reads(dtype, a.kv_buffer.dtype):
+        yield f"kv_buffer is {a.kv_buffer.dtype}, expected {dtype}, or an fp8 where q is bfloat16"
     last = (a.q_nope.stride(2), a.q_pe.stride(2), a.kv_buffer.stride(-1), a.out.stride(2))
     if last != (1, 1, 1, 1):
         yield f"the last dimension of q_nope, q_pe, kv_buffer, out has strides {last}, expected 1"
-    if a.kv_buffer.stride(0) % 8 or a.kv_buffer.data_ptr() % 16:
+    if (a.kv_buffer.stride(0) * a.kv_buffer.element_size() | a.kv_buffer.data_ptr()) % 16:
         yield "rows of kv_buffer must be 16-byte aligned"
     pairs = a.q_nope.stride(0) | a.q_nope.stride(1) | a.q_pe.stride(0) | a.q_pe.stride(1)
     if pairs % 2 or (a.q_nope.data_ptr() | a.q_pe.data_ptr()) % 4:
@@ -318,6 +321,7 @@ def _verify_cuda(*args: Any) -> None:
     a = VerifyArgs(*args)
     check(_verify_problems(a))
     check(_layout_problems(a))
+    scaled = a.kv_buffer.dtype in paths.FP8  # by the kernels; else what they would have to do is done around them
     params = abi.VerifyParams(
         q_nope=a.q_nope.data_ptr(),
         q_pe=a.q_pe.data_ptr(),
@@ -351,16 +355,20 @@ def _verify_cuda(*args: Any) -> None:
         splits=a.all_splits,
         path=a.path,
         taper=a.taper,
-        sm_scale=a.sm_scale,
+        sm_scale=a.sm_scale if scaled else a.sm_scale * a.k_scale,
         logit_cap=a.logit_cap,
+        kv_dtype=paths.FP8.get(a.kv_buffer.dtype, _DTYPES[a.q_nope.dtype]),
+        k_scale=a.k_scale if scaled else 1.0,
     )
     launch("mla_verify", params, a.q_nope.device)
+    if not scaled and a.k_scale != 1.0:
+        a.out.mul_(a.k_scale)
 
 
 def _verify_cpu(*args: Any) -> None:
     a = VerifyArgs(*args)
     check(_verify_problems(a))
-    a.out.copy_(reference.mla_verify(*a[:12], a.sm_scale, a.logit_cap))
+    a.out.copy_(reference.mla_verify(*a[:12], a.sm_scale, a.logit_cap, a.k_scale))
 
 
 def _pointer(t: torch.Tensor | None) -> int | None:

@@ -24,6 +24,15 @@ NAMES = {
 }
 
 
+FP8 = {torch.float8_e4m3fn: abi.FP8_E4M3, torch.float8_e5m2: abi.FP8_E5M2}
+"""KV pools of one byte an element, as the kernels name them."""
+
+
+def reads(dtype: torch.dtype, kv_dtype: torch.dtype) -> bool:
+    """Whether there are kernels for queries of `dtype` (bfloat16 or float16) on a KV pool of `kv_dtype`."""
+    return kv_dtype == dtype or (dtype == torch.bfloat16 and kv_dtype in FP8)
+
+
 class Target(NamedTuple):
     """A device as the launch geometry sees it."""
 
@@ -61,8 +70,11 @@ def chosen() -> int:
 
 
 @functools.cache
-def target(device: torch.device, path: int = abi.PATH_AUTO) -> Target:
+def target(device: torch.device, path: int = abi.PATH_AUTO, kv_dtype: torch.dtype = torch.bfloat16) -> Target:
     """What `device` runs where `path` is asked for. The CPU's reference stands in for the portable path.
+
+    Args:
+        kv_dtype: of the KV pool. That of the queries makes no difference.
 
     Raises:
         RuntimeError: the library is missing, or holds no machine code of that path for this device.
@@ -71,17 +83,20 @@ def target(device: torch.device, path: int = abi.PATH_AUTO) -> Target:
         return Target(abi.PATH_PORTABLE, PORTABLE_ROW_TILE, 0)
     taken, rows = ctypes.c_int(), ctypes.c_int()
     with torch.cuda.device(device):
-        abi.check(abi.library().tv_mla_path(path, ctypes.byref(taken), ctypes.byref(rows)), "mla_path")
+        kv = FP8.get(kv_dtype, abi.BF16)
+        code = abi.library().tv_mla_path(path, abi.BF16, kv, ctypes.byref(taken), ctypes.byref(rows))
+        abi.check(code, "mla_path")
     return Target(taken.value, rows.value, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def available(device: torch.device) -> list[Target]:
-    """Every path that a server on `device` can take, AUTO's choice first."""
-    return list(dict.fromkeys([target(device), target(device, abi.PATH_PORTABLE)]))
+def available(device: torch.device, kv_dtype: torch.dtype = torch.bfloat16) -> list[Target]:
+    """Every path that a server on `device` can take on such a KV pool, AUTO's choice first."""
+    asked = abi.PATH_AUTO, abi.PATH_PORTABLE
+    return list(dict.fromkeys(target(device, path, kv_dtype) for path in asked))
 
 
-def testable(device: torch.device) -> list[Target]:
+def testable(device: torch.device, kv_dtype: torch.dtype = torch.bfloat16) -> list[Target]:
     """Those, and on a Hopper card the narrow one: other cards' portable path is narrow already."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return available(device)
-    return [*available(device), target(device, abi.PATH_NARROW)]
+        return available(device, kv_dtype)
+    return [*available(device, kv_dtype), target(device, abi.PATH_NARROW, kv_dtype)]

@@ -89,6 +89,7 @@ def mla_verify(
     max_q: int,
     sm_scale: float,
     logit_cap: float = 0.0,
+    k_scale: float = 1.0,
 ) -> torch.Tensor:
     """Attention output, float64 [T, H, 512]; rows that no request covers, or that see nothing, are 0.
 
@@ -108,7 +109,7 @@ def mla_verify(
         if n == 0 or len(slots) == 0:
             continue
         prefix = max(0, len(slots) - n)
-        key = pool[slots].double()
+        key = pool[slots].double() * k_scale
         score = torch.einsum("qhd,kd->hqk", q[q0:q1], key) * sm_scale
         if logit_cap > 0:
             score = logit_cap * torch.tanh(score / logit_cap)
