@@ -21,6 +21,10 @@ TV_PORTABLE(TV_DECLARE, tv_verify_bf16)
 TV_PORTABLE(TV_DECLARE, tv_verify_fp16)
 TV_PORTABLE(TV_DECLARE, tv_verify_wide_bf16)
 TV_PORTABLE(TV_DECLARE, tv_verify_wide_fp16)
+TV_PORTABLE(TV_DECLARE, tv_verify_e4m3)
+TV_PORTABLE(TV_DECLARE, tv_verify_e5m2)
+TV_PORTABLE(TV_DECLARE, tv_verify_wide_e4m3)
+TV_PORTABLE(TV_DECLARE, tv_verify_wide_e5m2)
 TV_HOPPER(TV_DECLARE, tv_hopper_bf16)
 TV_HOPPER(TV_DECLARE, tv_hopper_fp16)
 extern const tv::Kernel tv_hopper_bf16_m64_info, tv_hopper_fp16_m64_info;
@@ -35,7 +39,7 @@ struct Entry {
   int row_tile;  // query rows a block of a verify kernel takes
 };
 
-// Verify kernels last: set by set, in it by dtype, then by row tile.
+// Verify kernels last: set by set, in it by dtype, then by row tile. Those of fp8 pools before the others.
 constexpr Entry kKernels[] = {
     {&tv_combine_bf16_info, 0},
     {&tv_combine_fp16_info, 0},
@@ -47,6 +51,10 @@ constexpr Entry kKernels[] = {
     {&tv_head_lists_fp16_info, 0},
     {&tv_head_lists_fp32_info, 0},
     {&tv_head_merge_info, 0},
+    TV_PORTABLE(TV_ENTRY, tv_verify_e4m3)       //
+    TV_PORTABLE(TV_ENTRY, tv_verify_e5m2)       //
+    TV_PORTABLE(TV_ENTRY, tv_verify_wide_e4m3)  //
+    TV_PORTABLE(TV_ENTRY, tv_verify_wide_e5m2)  //
     TV_PORTABLE(TV_ENTRY, tv_verify_bf16)       //
     TV_PORTABLE(TV_ENTRY, tv_verify_fp16)       //
     TV_PORTABLE(TV_ENTRY, tv_verify_wide_bf16)  //
@@ -89,13 +97,21 @@ struct Set {
 constexpr int kPortableTiles = TV_PORTABLE(TV_ONE, ), kHopperTiles = TV_HOPPER(TV_ONE, );
 constexpr int kVerify = kKernelCount - kDtypes * (2 * kPortableTiles + kHopperTiles + 1);  // 1: for many rows
 constexpr int kNarrow = kVerify, kWide = kNarrow + kDtypes * kPortableTiles, kHopper = kWide + kDtypes * kPortableTiles;
+constexpr int kNarrowE4M3 = kVerify - 4 * kPortableTiles, kNarrowE5M2 = kNarrowE4M3 + kPortableTiles;
+constexpr int kWideE4M3 = kNarrowE5M2 + kPortableTiles, kWideE5M2 = kWideE4M3 + kPortableTiles;
 constexpr Set kSets[] = {
     {TV_PATH_HOPPER, kAsQuery, kDtypes, kHopper, kHopperTiles, true, kHopper + kDtypes* kHopperTiles},
     {TV_PATH_PORTABLE, kAsQuery, kDtypes, kWide, kPortableTiles, false, 0},
     {TV_PATH_NARROW, kAsQuery, kDtypes, kNarrow, kPortableTiles, false, 0},
+    {TV_PATH_PORTABLE, TV_FP8_E4M3, 1, kWideE4M3, kPortableTiles, false, 0},
+    {TV_PATH_NARROW, TV_FP8_E4M3, 1, kNarrowE4M3, kPortableTiles, false, 0},
+    {TV_PATH_PORTABLE, TV_FP8_E5M2, 1, kWideE5M2, kPortableTiles, false, 0},
+    {TV_PATH_NARROW, TV_FP8_E5M2, 1, kNarrowE5M2, kPortableTiles, false, 0},
 };
 constexpr int kSetCount = sizeof(kSets) / sizeof(kSets[0]);
 static_assert(kKernels[kWide - 1].row_tile == tv::portable::kMaxRowTile);
+static_assert(kKernels[kNarrowE4M3].row_tile == 8 && kKernels[kNarrowE4M3 - 1].row_tile == 0);
+static_assert(kKernels[kNarrowE4M3].row_tile == 8 && kKernels[kNarrowE4M3 - 1].row_tile == 0);
 static_assert(kKernels[kKernelCount - kDtypes - 1].row_tile == tv::hopper::kMaxRowTile);
 
 constexpr int kMaxRequestRows = 1 << 20;  // query rows of a request: exact in a float

@@ -5,8 +5,8 @@
     python3 scripts/sass_counts.py LIBRARY --arch 120 [--kernel tv_verify_bf16_r40]
 
 Needs cuobjdump: from PATH, the CUDA toolkit, or the `triton` wheel. Prints JSON: per kernel the matrix products of a
-warp (HMMA) and of a warpgroup (HGMMA), shared-memory matrix loads (LDSM), asynchronous copies (LDGSTS), spills (LDL,
-STL) and all instructions. Counts are of the code, not of a run: the main loop is rolled, so each of its instructions
+warp (HMMA) and of a warpgroup (HGMMA), shared-memory matrix loads (LDSM), asynchronous copies (LDGSTS), e4m3 pairs
+widened to fp16 (E4M3), spills (LDL, STL) and all instructions. Counts are of the code, not of a run: the main loop is rolled, so each of its instructions
 counts once.
 """
 
@@ -22,9 +22,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-GROUPS = {"HMMA": "HMMA", "HGMMA": "HGMMA", "LDSM": "LDSM", "LDGSTS": "LDGSTS", "LDL": "spill", "STL": "spill"}
+GROUPS = {"HMMA": "HMMA", "HGMMA": "HGMMA", "LDSM": "LDSM", "LDGSTS": "LDGSTS"}
+GROUPS |= {"F2FP.F16.E4M3": "E4M3", "LDL": "spill", "STL": "spill"}
 FUNCTION = re.compile(r"^\s*Function\s*:\s*(\S+)")
-INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)")
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*(?:\.F16\.E4M3)?)")
 
 
 def cuobjdump() -> str:

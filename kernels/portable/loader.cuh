@@ -11,12 +11,17 @@ namespace tv::portable {
 // A position's slot must be known before its row can be copied. So slots are copied too, a batch of them ahead, into a
 // table of two batches: no copy of a row waits for its slot, and no register holds it meanwhile.
 //
-// A warp copies 4 rows at a time, 128 bytes of each at once: a lane needs one slot for all of its 9 copies, and those
-// lie at fixed distances on both sides, since chunks are permuted within 128 bytes.
-template <typename T, typename C>
+// A warp copies 4 rows at a time, 128 bytes of each at once, or of an fp8 pool 8 rows and 64 bytes: a lane needs one
+// slot for all of its 9 copies, and those lie at fixed distances on both sides, since chunks are permuted within those
+// bytes.
+template <typename C>
 struct KvLoader {
-  static constexpr int kFours = C::kTile / 4;
-  static constexpr int kMine = (kFours + C::kLoaders - 1) / C::kLoaders;  // fours of rows that a warp copies
+  static constexpr int kAtOnce = C::kRowsAtOnce, kLanes = 32 / kAtOnce;  // rows, and lanes of a row
+  static constexpr int kLaneBits = kLanes == 4 ? 2 : 3;
+  static constexpr int kParts = C::kTile / kAtOnce;
+  using Element = typename C::Pool::Element;
+  static constexpr int kChunk = 16 / sizeof(Element);
+  static constexpr int kMine = (kParts + C::kLoaders - 1) / C::kLoaders;  // so many rows each that a warp copies
   static constexpr int kThreadsHere = 32 * C::kLoaders;
   static constexpr int kBatchTiles = kThreads / C::kTile;  // a batch has kThreads slots
   static_assert(kBatchTiles >= C::kStages && 2 * kThreads * 8 == C::kSlotBytes);
@@ -54,32 +59,40 @@ struct KvLoader {
 #pragma unroll 1
       for (int i = 32 * loader + lane; i < kThreads; i += kThreadsHere) load_slot(tile / kBatchTiles + 1, i);
     }
-    const int chunk = lane & 7;
-    const uint32_t row0 = 4 * loader + (lane >> 3), at0 = tile * C::kTile + row0;
+    const int chunk = lane & (kLanes - 1);
+    const uint32_t row0 = kAtOnce * loader + (lane >> kLaneBits), at0 = tile * C::kTile + row0;
     const uint8_t* const entry = slots + at0 % (2 * kThreads) * 8;  // a tile doesn't wrap around
-    const uint32_t dst = stage + kv_offset(row0, chunk);
-    const T* const base = static_cast<const T*>(p.kv) + chunk * 8;
+    const uint32_t dst = stage + C::kv_offset(row0, chunk);
+    const Element* const base = static_cast<const Element*>(p.kv) + chunk * kChunk;
     uint32_t slot[kMine];
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
-      if (exists(i)) slot[i] = *reinterpret_cast<const uint32_t*>(entry + i * 4 * C::kLoaders * 8);
+      if (exists(i)) slot[i] = *reinterpret_cast<const uint32_t*>(entry + i * kAtOnce * C::kLoaders * 8);
     }
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       if (!exists(i)) break;
-      const bool valid = range.begin + int(at0) + i * 4 * C::kLoaders < range.end;
-      const T* src = base + uint64_t(valid ? slot[i] : 0) * uint32_t(p.kv_stride);
-      const int step = 4 * C::kLoaders * i;  // rows
+      const bool valid = range.begin + int(at0) + i * kAtOnce * C::kLoaders < range.end;
+      const Element* src = base + uint64_t(valid ? slot[i] : 0) * uint32_t(p.kv_stride);
+      const int step = kAtOnce * C::kLoaders * i;  // rows
       // Rows that are not a multiple of 8 apart are permuted otherwise: chunk ^ 4.
-      const uint32_t to = step % 8 == 0 ? dst : (stage + kv_offset(row0, chunk ^ 4));
+      const uint32_t to = step % 8 == 0 ? dst : (stage + C::kv_offset(row0, chunk ^ 4));
 #pragma unroll
-      for (int c = 0; c < kKeyDim / 64; ++c) cp_async16(to + step * kKeyDim * 2 + 128 * c, src + 64 * c, valid);
+      for (int c = 0; c < 9; ++c) copy(to + step * C::kRowBytes + 16 * kLanes * c, src + kChunk * kLanes * c, valid);
     }
     mbarrier_arrive_after_copies(loaded);
   }
 
   __device__ __forceinline__ bool exists(int i) const {
-    return kFours % C::kLoaders == 0 || i + 1 < kMine || loader + i * C::kLoaders < kFours;
+    return kParts % C::kLoaders == 0 || i + 1 < kMine || loader + i * C::kLoaders < kParts;
+  }
+
+  __device__ __forceinline__ static void copy(uint32_t dst, const void* src, bool valid) {
+    if constexpr (C::Pool::kFp8) {
+      cp_async16_narrow(dst, src, valid);
+    } else {
+      cp_async16(dst, src, valid);
+    }
   }
 };
 

@@ -85,6 +85,13 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
                : "memory");
 }
 
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t addr) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(addr)
+               : "memory");
+}
+
 __device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], uint32_t addr) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -146,6 +153,31 @@ __device__ __forceinline__ float2 widen2<__nv_bfloat16>(uint32_t pair) {
 template <>
 __device__ __forceinline__ float2 widen2<__half>(uint32_t pair) {
   return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+// Digit i of kSelect, in hexadecimal from the right, says which byte of x is byte i of the result; 4 stands for 0.
+template <uint32_t kSelect>
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t x) {
+  return __byte_perm(x, 0, kSelect);
+}
+
+// Two e4m3 as fp16: the lower ones of the word, or the upper ones. From sm_89 on.
+template <bool kUpper>
+__device__ __forceinline__ uint32_t convert_e4m3(uint32_t word) {
+  uint32_t pair;
+  if constexpr (kUpper) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high;}" : "=r"(pair) : "r"(word));
+  } else {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(pair) : "r"(word));
+  }
+  return pair;
+}
+
+// The greater ones of two pairs of bf16.
+__device__ __forceinline__ uint32_t greater_bf16(uint32_t a, uint32_t b) {
+  uint32_t x;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
+  return x;
 }
 
 // Four floats, rounded to T, in one 8-byte store.

@@ -9,14 +9,19 @@
 
 namespace tv::portable {
 
+// Fragments of an fp8 pool come as four neighbouring dimensions a lane. Products sum over dimensions in any order that
+// both sides share: so the lane takes the same four of Q, where a pool like Q has it take two and two.
 template <typename T, typename C>
 struct Scores {
+  using Math = typename C::Pool::template Math<T>;
+
   int slice, half, group, lane;
   static constexpr int kInRegisters = C::kSteps - C::kSharedSteps;
+  static constexpr int kStepBytes = 64 * sizeof(typename C::Pool::Element);
 
-  uint32_t q[kInRegisters][C::kScoreN][2];  // B fragments, one for each 16 dimensions and 8 rows
-  const uint4* shared_q;                    // those of the last steps
-  uint32_t first[C::kScoreM][4];
+  uint32_t q[C::Pool::kFp8 ? C::kSteps : kInRegisters][C::kScoreN][2];  // B fragments, of 16 dimensions and 8 rows
+  const uint4* shared_q;                                                // those of the last steps
+  uint32_t first[C::kScoreM][4];  // of K, of the first step; where the pool is fp8, of two
   float sum[C::kScoreM][C::kScoreN][4];
   uint32_t key_at, store_at;  // where the lane begins: bytes in a stage, floats in the scores
 
@@ -25,7 +30,8 @@ struct Scores {
         half(warp / C::kSlices % C::kHalves),
         group(warp / C::kSlices / C::kHalves),
         lane(lane) {
-    key_at = kept(kv_offset(16 * half + (lane & 15), 2 * slice + (lane >> 4)));
+    key_at = kept(C::Pool::kFp8 ? C::kv_offset(16 * half + (lane & 15), slice) + (lane >> 4) * kStepBytes
+                                : C::kv_offset(16 * half + (lane & 15), 2 * slice + (lane >> 4)));
     // The stride spreads the 4 pairs of rows that a warp stores at once over all banks.
     store_at = kept((slice * C::kRows + 8 * eight(0) + 2 * (lane & 3)) * C::kScoreStride + 16 * half + (lane >> 2));
   }
@@ -36,12 +42,17 @@ struct Scores {
     return (j + 1 < C::kScoreN || C::kN8 % C::kGroups == 0) ? true : eight(j) < C::kN8;
   }
 
+  __device__ __forceinline__ uint32_t* shared_queries(uint8_t* shared) const {
+    return reinterpret_cast<uint32_t*>(shared) + (32 * slice + lane) * C::kSharedQueryRegs;
+  }
+
   // Rows past the request repeat its last one: nobody reads what becomes of them.
   __device__ __forceinline__ void load_queries(const TvVerifyParams& p, const Request& req, const RowPlace& place,
                                                int row0, uint8_t* shared) {
-    uint32_t* const mine = reinterpret_cast<uint32_t*>(shared) + (32 * slice + lane) * C::kSharedQueryRegs;
+    uint32_t* const mine = shared_queries(shared);
     shared_q = reinterpret_cast<const uint4*>(mine);
-    const int dim = 16 * slice + 2 * (lane & 3);
+    constexpr int kNeighbours = C::Pool::kFp8 ? 4 : 2, kNext = C::Pool::kFp8 ? 2 : 8;
+    const int dim = 16 * slice + kNeighbours * (lane & 3);
 #pragma unroll
     for (int j = 0; j < C::kScoreN; ++j) {
       const int row = min(row0 + 8 * eight(j) + (lane >> 2), req.rows - 1);
@@ -50,9 +61,41 @@ struct Scores {
 #pragma unroll
       for (int s = 0; s < C::kSteps; ++s) {
         const T* src = 64 * s < kLatent ? nope + 64 * s : pe;
-        uint32_t* const dst = s < kInRegisters ? q[s][j] : mine + ((s - kInRegisters) * C::kScoreN + j) * 2;
+        const bool kept_here = C::Pool::kFp8 || s < kInRegisters;
+        uint32_t* const dst = kept_here ? q[s][j] : mine + ((s - kInRegisters) * C::kScoreN + j) * 2;
         dst[0] = *reinterpret_cast<const uint32_t*>(src);
-        dst[1] = *reinterpret_cast<const uint32_t*>(src + 8);
+        dst[1] = *reinterpret_cast<const uint32_t*>(src + kNext);
+      }
+    }
+  }
+
+  // The magnitude of the warp's largest element of Q, which is bf16, as the bits of a float.
+  __device__ __forceinline__ uint32_t largest_query() const {
+    uint32_t pair = 0;
+#pragma unroll
+    for (int s = 0; s < C::kSteps; ++s) {
+#pragma unroll
+      for (int j = 0; j < C::kScoreN; ++j) {
+        pair = greater_bf16(pair, q[s][j][0] & 0x7fff7fffu);
+        pair = greater_bf16(pair, q[s][j][1] & 0x7fff7fffu);
+      }
+    }
+    return __reduce_max_sync(0xffffffffu, max(pair & 0xffff0000u, pair << 16));
+  }
+
+  // Q times `unit`, a power of 2, as fp16, where all of it has been bf16 in registers.
+  __device__ __forceinline__ void narrow_queries(float unit, uint8_t* shared) {
+    uint32_t* const mine = shared_queries(shared);
+#pragma unroll
+    for (int s = 0; s < C::kSteps; ++s) {
+#pragma unroll
+      for (int j = 0; j < C::kScoreN; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float2 pair = widen2<T>(q[s][j][i]);
+          q[s][j][i] = round2<Math>(pair.x * unit, pair.y * unit);
+          if (s >= kInRegisters) mine[((s - kInRegisters) * C::kScoreN + j) * 2 + i] = q[s][j][i];
+        }
       }
     }
   }
@@ -60,7 +103,26 @@ struct Scores {
   // Fragments of K of the first step.
   __device__ __forceinline__ void load_first(uint32_t stage) {
 #pragma unroll
-    for (int m = 0; m < C::kScoreM; ++m) ldmatrix_x4(first[m], stage + key_at + m * 16 * kKeyDim * 2);
+    for (int m = 0; m < C::kScoreM; ++m) ldmatrix_x4(first[m], stage + key_at + m * 16 * C::kRowBytes);
+  }
+
+  // Fragments of K of a step. Those of an fp8 pool are `loaded` for two steps at once, the first ones before.
+  __device__ __forceinline__ static void load_key(uint32_t src, int s, uint32_t (&loaded)[4], uint32_t (&k)[4]) {
+    if constexpr (!C::Pool::kFp8) {
+      if (s > 0) ldmatrix_x4(k, src + s * kStepBytes);
+    } else {
+      if (s > 0 && s % 2 == 0) {
+        if (s + 1 < C::kSteps) {
+          ldmatrix_x4(loaded, src + s * kStepBytes);
+        } else {
+          uint32_t last[2];
+          ldmatrix_x2(last, src + s * kStepBytes);
+          loaded[0] = last[0], loaded[1] = last[1];
+        }
+      }
+      C::Pool::neighbours(loaded[s % 2 * 2], k[0], k[2]);
+      C::Pool::neighbours(loaded[s % 2 * 2 + 1], k[1], k[3]);
+    }
   }
 
   __device__ __forceinline__ void multiply(uint32_t stage) {
@@ -71,15 +133,15 @@ struct Scores {
 #pragma unroll
       for (int m = 0; m < C::kScoreM; ++m) {
         uint32_t k[4] = {first[m][0], first[m][1], first[m][2], first[m][3]};
-        if (s > 0) ldmatrix_x4(k, src + m * 16 * kKeyDim * 2 + s * 128);
+        load_key(src + m * 16 * C::kRowBytes, s, first[m], k);
 #pragma unroll
         for (int j = 0; j < C::kScoreN; ++j) {
           if (s < kInRegisters) {
-            mma_16x8x16<T>(chain[s % C::kScoreChains][m][j], k, q[s][j], exists(j));
+            mma_16x8x16<Math>(chain[s % C::kScoreChains][m][j], k, q[s][j], exists(j));
           } else if (j % 2 == 0) {
             const uint4 two = shared_q[((s - kInRegisters) * C::kScoreN + j) / 2];
-            mma_16x8x16<T>(chain[s % C::kScoreChains][m][j], k, {two.x, two.y}, true);
-            mma_16x8x16<T>(chain[s % C::kScoreChains][m][j + 1], k, {two.z, two.w}, true);
+            mma_16x8x16<Math>(chain[s % C::kScoreChains][m][j], k, {two.x, two.y}, true);
+            mma_16x8x16<Math>(chain[s % C::kScoreChains][m][j + 1], k, {two.z, two.w}, true);
           }
         }
       }

@@ -4,6 +4,7 @@
 
 #include "index.h"
 #include "portable/limits.h"
+#include "portable/pool.cuh"
 
 namespace tv::portable {
 
@@ -17,9 +18,10 @@ struct Row {
   float inverse;  // of the sum of its softmax, at the end
 };
 
-// tileRows query rows by tilePositions KV positions a step, `stages` KV tiles in shared memory.
-template <int tileRows, int tilePositions, int stages>
+// tileRows query rows by tilePositions KV positions a step, `stages` KV tiles in shared memory, as the pool holds them.
+template <int tileRows, int tilePositions, int stages, typename pool>
 struct Shape {
+  using Pool = pool;
   static constexpr int kRows = tileRows;
   static constexpr int kTile = tilePositions;
   static constexpr int kStages = stages;
@@ -44,12 +46,15 @@ struct Shape {
   // Values: a warp has 64 of the 512 dimensions.
   static constexpr int kValueM = kLatent / 16 / kWarps;
 
-  // Warps that copy KV: those without softmax, the last ones, 4 rows of KV each at a time.
-  static constexpr int kLoaders = kWarps - kN8 < kTile / 4 ? kWarps - kN8 : kTile / 4;
+  // Warps that copy KV: those without softmax, the last ones, each so many rows of KV at a time that 9 copies of 16
+  // bytes a lane bring them.
+  static constexpr int kRowBytes = kKeyDim * sizeof(typename Pool::Element);
+  static constexpr int kRowsAtOnce = 9 * 32 * 16 / kRowBytes;
+  static constexpr int kLoaders = kWarps - kN8 < kTile / kRowsAtOnce ? kWarps - kN8 : kTile / kRowsAtOnce;
 
   static constexpr int kScoreStride = kTile + 4;  // floats a row of partial scores
   static constexpr int kProbStride = kTile + 8;   // elements a row of P
-  static constexpr int kStageBytes = kTile * kKeyDim * 2;
+  static constexpr int kStageBytes = kTile * kRowBytes;
   static constexpr int kScoreBytes = kSlices * kRows * kScoreStride * 4;
   static constexpr int kProbBytes = kRows * kProbStride * 2;
 
@@ -72,20 +77,25 @@ struct Shape {
   static_assert(kRows % 8 == 0 && kRows <= kMaxRowTile);
   static_assert(kTile % 16 == 0 && kChunkUnit % kTile == 0 && kK16 % kHalves == 0);
   static_assert(kN8 <= kWarps, "a warp does the softmax of 8 rows");
+
+  // Byte offset of 16-byte chunk c of row r in a KV stage, such that the same chunk of 8 rows lies in all banks, which
+  // 128 bytes span. Rows of 1152 bytes are a multiple of that: chunks are permuted within their group of 8 by the row.
+  // Of rows of 576 bytes every second one is half of it further: two of them share a permutation, of a group of 4.
+  __device__ __forceinline__ static uint32_t kv_offset(int r, int c) {
+    return r * kRowBytes + ((c ^ (Pool::kFp8 ? r >> 1 & 3 : r & 7)) << 4);
+  }
 };
 
-// For the cards that give a block 99 KB: sm_86, sm_89, sm_120. Any other has more.
-template <int kRows>
-using Narrow = Shape<kRows, 16, 4>;
+// For the cards that give a block 99 KB: sm_86, sm_89, sm_120. Any other has more. As many bytes of fp8 are in flight.
+template <int kRows, typename Pool = AsQuery>
+using Narrow = Shape<kRows, 16, 8 / sizeof(typename Pool::Element), Pool>;
 static_assert(Narrow<kMaxRowTile>::kSmemBytes <= 99 * 1024);
+static_assert(Narrow<kMaxRowTile, E4M3>::kSmemBytes <= 99 * 1024);
 
 // For the 227 KB of sm_90: a step twice as long has half of the barriers, and the products read less of shared memory.
-template <int kRows>
-using Wide = Shape<kRows, 32, 4>;
+template <int kRows, typename Pool = AsQuery>
+using Wide = Shape<kRows, 32, 8 / sizeof(typename Pool::Element), Pool>;
 static_assert(Wide<kMaxRowTile>::kSmemBytes <= 227 * 1024);
-
-// Byte offset of 16-byte chunk c of row r in a KV stage. Rows are 1152 bytes apart, a multiple of the 128 bytes that
-// span all banks, so chunks are permuted within their group of 8 by the row.
-__device__ __forceinline__ uint32_t kv_offset(int r, int c) { return r * (kKeyDim * 2) + ((c ^ (r & 7)) << 4); }
+static_assert(Wide<kMaxRowTile, E4M3>::kSmemBytes <= 227 * 1024);
 
 }  // namespace tv::portable

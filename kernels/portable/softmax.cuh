@@ -13,20 +13,24 @@ struct Logits {
   bool has_cap;
   float scale, inner;
 
-  __device__ __forceinline__ explicit Logits(const TvVerifyParams& p) {
+  // `sm_scale` holds for scores as they are, in whatever unit.
+  __device__ __forceinline__ Logits(const TvVerifyParams& p, float sm_scale) {
     constexpr float kLog2e = 1.4426950408889634f;
     has_cap = p.logit_cap > 0;
-    scale = (has_cap ? p.logit_cap : p.sm_scale) * kLog2e;
-    inner = has_cap ? 2 * kLog2e * p.sm_scale * reciprocal_approx(p.logit_cap) : 0;
+    scale = (has_cap ? p.logit_cap : sm_scale) * kLog2e;
+    inner = has_cap ? 2 * kLog2e * sm_scale * reciprocal_approx(p.logit_cap) : 0;
   }
   __device__ __forceinline__ float tanh(float x) const { return 1 - 2 * reciprocal_approx(1 + exp2_approx(x * inner)); }
 };
 
 // The state of a lane's row. P is taken relative to `base`, which follows the row's maximum only when that has grown by
-// more than kSlack: until then P stays below 2^kSlack, and everything summed so far needs no new factor.
+// more than kSlack: until then P stays below 2^kSlack, and everything summed so far needs no new factor. Where P is
+// fp16 for the pool's sake, not the caller's, it is 2^kLead times that: so its smallest value is 2^-24 / 2^kLead of the
+// row's largest, as good as nothing even if a million positions have less.
 template <typename T, typename C>
 struct Softmax {
   static constexpr float kSlack = 8;
+  static constexpr float kLead = C::Pool::kFp8 ? 7 : 0;
 
   int row;   // within the block
   int quad;  // which 4 of 16 positions
@@ -81,7 +85,8 @@ struct Softmax {
     }
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    const bool grown = top > base + kSlack;
+    const bool grown = top > base + (kSlack + kLead);
+    if constexpr (C::Pool::kFp8) top -= kLead;
     const float factor = grown ? exp2_approx(base - top) : 1;
     const bool matters = grown && base != -INFINITY;
     base = grown ? top : base;

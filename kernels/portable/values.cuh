@@ -8,6 +8,8 @@
 
 namespace tv::portable {
 
+// Fragments of an fp8 pool come as two neighbouring dimensions of two positions a lane. So there the lane's rows of
+// V^T, and of O^T, are neighbours, where those of a pool like Q are 8 apart.
 template <typename T, typename C>
 struct Values {
   static constexpr int kDims = kLatent / kWarps;
@@ -18,13 +20,15 @@ struct Values {
   int warp, lane;
   float o[C::kValueM][C::kN8][4] = {};
   uint32_t prob[kProbs][C::kN8][2];  // B fragments of 16 positions
-  uint32_t value[2][kQuarter][4];    // A fragments of a quarter
-  uint32_t value_at, prob_at;        // where the lane begins: bytes in a stage, bytes in P
+  static constexpr int kLoaded = C::Pool::kFp8 ? 2 : 4;
+  uint32_t value[2][kQuarter][kLoaded];  // A fragments of a quarter, as the pool has them
+  uint32_t value_at, prob_at;            // where the lane begins: bytes in a stage, bytes in P
 
   __device__ __forceinline__ Values(int warp, int lane)
       : warp(warp),
         lane(lane),
-        value_at(kept(kv_offset((lane & 7) + (lane >> 4) * 8, 8 * warp + ((lane >> 3) & 1)))),
+        value_at(kept(C::Pool::kFp8 ? C::kv_offset(lane & 15, 4 * warp + (lane >> 4))
+                                    : C::kv_offset((lane & 7) + (lane >> 4) * 8, 8 * warp + ((lane >> 3) & 1)))),
         prob_at(kept((((lane & 7) + 8 * (lane >> 4)) * C::kProbStride + (lane & 8)) * 2)) {}
 
   // P fragments of 16 positions.
@@ -49,12 +53,32 @@ struct Values {
   // V fragments of a quarter, in place of those two quarters before.
   template <int quarter>
   __device__ __forceinline__ void load(uint32_t stage) {
-    const uint32_t src = stage + value_at;
+    const uint32_t src = stage + value_at + quarter * kQuarter / C::kValueM * 16 * C::kRowBytes;
+    constexpr int kFirst = quarter * kQuarter % C::kValueM;
+    // Chunks are permuted by exclusive or, and so is the way to the one that is 2 m chunks further, or m.
+    if constexpr (!C::Pool::kFp8) {
 #pragma unroll
-    for (int i = 0; i < kQuarter; ++i) {
-      const int step = quarter * kQuarter + i, m = step % C::kValueM;
-      // 2 m chunks further: chunks are permuted by exclusive or, and so is this.
-      ldmatrix_x4_trans(value[quarter % 2][i], (src + step / C::kValueM * 16 * kKeyDim * 2) ^ (m << 5));
+      for (int i = 0; i < kQuarter; ++i) ldmatrix_x4_trans(value[quarter % 2][i], src ^ ((kFirst + i) << 5));
+    } else if constexpr (kQuarter == 1) {
+      ldmatrix_x2_trans(value[quarter % 2][0], src ^ (kFirst << 4));
+    } else {
+      static_assert(kQuarter == 2);
+      uint32_t both[4];
+      ldmatrix_x4_trans(both, src ^ (kFirst << 4));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) value[quarter % 2][i / 2][i % 2] = both[i];
+    }
+  }
+
+  // A fragments of step i of a quarter.
+  template <int quarter>
+  __device__ __forceinline__ void widen(int i, uint32_t (&a)[4]) const {
+    const uint32_t (&v)[kLoaded] = value[quarter % 2][i];
+    if constexpr (C::Pool::kFp8) {
+      C::Pool::columns(v[0], a[0], a[1]);
+      C::Pool::columns(v[1], a[2], a[3]);
+    } else {
+      a[0] = v[0], a[1] = v[1], a[2] = v[2], a[3] = v[3];
     }
   }
 
@@ -63,9 +87,11 @@ struct Values {
 #pragma unroll
     for (int i = 0; i < kQuarter; ++i) {
       const int step = quarter * kQuarter + i;
+      uint32_t a[4];
+      widen<quarter>(i, a);
 #pragma unroll
       for (int j = 0; j < C::kN8; ++j) {
-        mma_16x8x16<T>(o[step % C::kValueM][j], value[quarter % 2][i], prob[step / C::kValueM % kProbs][j], true);
+        mma_16x8x16<T>(o[step % C::kValueM][j], a, prob[step / C::kValueM % kProbs][j], true);
       }
     }
   }
@@ -90,12 +116,31 @@ struct Values {
   __device__ __forceinline__ void stage(float* staging) const {
 #pragma unroll
     for (int m = 0; m < C::kValueM; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float* dst = staging + staged_at(warp, 2 * (lane & 3), 16 * m + 8 * (i / 2)) + (lane >> 2);
-#pragma unroll
-        for (int j = 0; j < C::kN8; ++j) dst[(8 * j + i % 2) * kDims] = o[m][j][i];
+      if constexpr (C::Pool::kFp8) {
+        stage_pairs(staging, m);
+      } else {
+        stage_apart(staging, m);
       }
+    }
+  }
+
+  // The lane's dimensions of an m are 8 apart.
+  __device__ __forceinline__ void stage_apart(float* staging, int m) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* dst = staging + staged_at(warp, 2 * (lane & 3), 16 * m + 8 * (i / 2)) + (lane >> 2);
+#pragma unroll
+      for (int j = 0; j < C::kN8; ++j) dst[(8 * j + i % 2) * kDims] = o[m][j][i];
+    }
+  }
+
+  // They are neighbours.
+  __device__ __forceinline__ void stage_pairs(float* staging, int m) const {
+    float* dst = staging + staged_at(warp, 2 * (lane & 3), 16 * m + 2 * (lane >> 2));
+#pragma unroll
+    for (int j = 0; j < C::kN8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) *reinterpret_cast<float2*>(dst + (8 * j + i) * kDims) = {o[m][j][i], o[m][j][i + 2]};
     }
   }
 

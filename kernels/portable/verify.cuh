@@ -41,8 +41,10 @@ __device__ __forceinline__ void zero_rows(const TvVerifyParams& p, int first, in
   }
 }
 
+// `T`: of the queries and the output. `C`: a Shape.
 template <typename T, typename C>
 __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
+  using Math = typename C::Pool::template Math<T>;
   const int row0 = blockIdx.x * C::kRows, slot = blockIdx.y;
   const int warp = uniform(threadIdx.x / 32), lane = kept(threadIdx.x % 32);
   const Split split = Split::of_block(p, slot);
@@ -69,13 +71,13 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   const uint32_t loaded = smem_address(smem) + C::kLoadedAt;  // not kept(): arrivals after copies need it uniform
   const uint32_t scores_ready = stages + C::kScoresReadyAt, probs_ready = stages + C::kProbsReadyAt;
   float* const scores = reinterpret_cast<float*>(smem + C::kScoresAt);
-  T* const probs = reinterpret_cast<T*>(smem + C::kProbsAt);
+  Math* const probs = reinterpret_cast<Math*>(smem + C::kProbsAt);
   float* const factors = reinterpret_cast<float*>(smem + C::kFactorsAt);
   Row* const table = reinterpret_cast<Row*>(smem + C::kRowsAt);
   const uint32_t moved = stages + C::kMovedAt;
   const auto stage_of = [&](uint32_t tile) { return stages + tile % C::kStages * C::kStageBytes; };
   const auto loaded_of = [&](uint32_t tile) { return loaded + tile % C::kStages * 8; };
-  const auto prob_of = [&](uint32_t tile) { return probs + tile % 2 * (C::kProbBytes / int(sizeof(T))); };
+  const auto prob_of = [&](uint32_t tile) { return probs + tile % 2 * (C::kProbBytes / int(sizeof(Math))); };
   const auto factors_of = [&](uint32_t tile) { return factors + tile % 2 * C::kRows; };
 
   // The second half of the warps has fewer rows where those don't divide evenly: softmax begins there.
@@ -83,7 +85,7 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   const bool has_rows = eight < C::kN8, copies = eight >= kWarps - C::kLoaders;
 
   if (!writes_directly(p)) launch_dependents();
-  KvLoader<T, C> loader(p, req, range, smem + C::kSlotsAt, eight - (kWarps - C::kLoaders), lane);
+  KvLoader<C> loader(p, req, range, smem + C::kSlotsAt, eight - (kWarps - C::kLoaders), lane);
   loader.load_slot(0, threadIdx.x);
   Scores<T, C> score(warp, lane);
   const RowPlace place(p, req);
@@ -102,6 +104,12 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
     table[threadIdx.x].out = place.at(row, p.out_stride_t, p.out_stride_h);
     table[threadIdx.x].node = place.node(row);
   }
+  // Until the first tile has its softmax there are no factors: each warp leaves its largest element of Q there.
+  uint32_t* const largest = reinterpret_cast<uint32_t*>(factors);
+  if constexpr (C::Pool::kFp8) {
+    const uint32_t mine = score.largest_query();
+    if (lane == 0) largest[warp] = mine;
+  }
   cp_async_wait_all();
   __syncthreads();
   if (copies) {
@@ -109,11 +117,17 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
     for (int i = 0; i < min(tiles, C::kStages); ++i) loader.load_tile(i, stage_of(i), loaded_of(i));
   }
 
-  const Logits logits(p);
-  Softmax<T, C> softmax(eight, lane);
+  float sm_scale = p.sm_scale;
+  if constexpr (C::Pool::kFp8) {
+    const QueryUnit unit(largest);
+    score.narrow_queries(unit.factor, smem + C::kQueriesAt);
+    sm_scale *= p.k_scale * unit.inverse;
+  }
+  const Logits logits(p, sm_scale);
+  Softmax<Math, C> softmax(eight, lane);
   // Tiles from here on reach past the prefix or the end; of those before, all is visible.
   const int first_masked = uniform(max(min(range.end, req.len.prefix) - range.begin, 0) / C::kTile);
-  Values<T, C> values(warp, lane);
+  Values<Math, C> values(warp, lane);
   // P of a tile is there, and its first fragments with it; true where what was summed before needs new factors.
   const auto wait_for_probs = [&](int tile, uint32_t prob) {
     mbarrier_wait(probs_ready, tile & 1);
@@ -192,7 +206,8 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   const float total = softmax.total();
   const int number = Split::number(p, slot);
   if (has_rows && softmax.quad == 0) {
-    table[softmax.row].inverse = total > 0 ? reciprocal_approx(total) : 0;
+    const float inverse = total > 0 ? reciprocal_approx(total) : 0;
+    table[softmax.row].inverse = C::Pool::kFp8 ? inverse * p.k_scale : inverse;
     if (!direct && softmax.row < rows) {
       *Workspace(p).partial_lse(number, row0 + softmax.row) = total > 0 ? softmax.base + __log2f(total) : -INFINITY;
     }
@@ -206,7 +221,7 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   for (int i = 0; i < C::kRows / kRowsAtOnce; ++i) {
     const int row = kRowsAtOnce * i + 4 * threadIdx.x / kLatent;
     const float f = table[row].inverse;
-    float4 v = Values<T, C>::staged_sums(reinterpret_cast<const float*>(smem), row, dim);
+    float4 v = Values<Math, C>::staged_sums(reinterpret_cast<const float*>(smem), row, dim);
     v = {v.x * f, v.y * f, v.z * f, v.w * f};
     if (row >= rows) continue;
     if (direct) {
@@ -219,18 +234,18 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
 
 }  // namespace tv::portable
 
-// Defines the kernel and its host-side description for one element type and shape.
+// Defines the kernel and its host-side description for one element type and shape, the last argument.
 #if defined(TV_HOST_ONLY)
-#define TV_VERIFY_FUNCTION(NAME, TYPE, SHAPE) static const void* const NAME = nullptr;
+#define TV_VERIFY_FUNCTION(NAME, TYPE, ...) static const void* const NAME = nullptr;
 #else
-#define TV_VERIFY_FUNCTION(NAME, TYPE, SHAPE)                             \
+#define TV_VERIFY_FUNCTION(NAME, TYPE, ...)                               \
   extern "C" __global__ void __launch_bounds__(tv::portable::kThreads, 1) \
       NAME(const __grid_constant__ TvVerifyParams p) {                    \
-    tv::portable::verify_block<TYPE, tv::portable::SHAPE>(p);             \
+    tv::portable::verify_block<TYPE, tv::portable::__VA_ARGS__>(p);       \
   }
 #endif
-#define TV_VERIFY_KERNEL(NAME, TYPE, SHAPE)                                                                    \
-  TV_VERIFY_FUNCTION(NAME, TYPE, SHAPE)                                                                        \
-  extern const tv::Kernel NAME##_info;                                                                         \
-  const tv::Kernel NAME##_info = {#NAME, reinterpret_cast<const void*>(NAME), tv::portable::SHAPE::kSmemBytes, \
+#define TV_VERIFY_KERNEL(NAME, TYPE, ...)                                                                            \
+  TV_VERIFY_FUNCTION(NAME, TYPE, __VA_ARGS__)                                                                        \
+  extern const tv::Kernel NAME##_info;                                                                               \
+  const tv::Kernel NAME##_info = {#NAME, reinterpret_cast<const void*>(NAME), tv::portable::__VA_ARGS__::kSmemBytes, \
                                   tv::portable::kThreads};

@@ -48,6 +48,15 @@ def test_wide_on_sm_90a(tmp_path):
     assert found["spill"] == 0 and found["HGMMA"] == 0
 
 
+def test_fp8_on_sm_120(tmp_path):
+    """As many products as of bf16; what widens an element is one instruction a pair, not arithmetic."""
+    found = counts("portable/inst/verify_e4m3_r48.cu", "120", tmp_path)["tv_verify_e4m3_r48"]
+    assert found["HMMA"] == portable_products(48, 16)
+    assert found["spill"] == 0 and found["LDGSTS"] > 0
+    scores, values = 36, 16  # conversions of a tile in a warp: of its slice of K, of its dimensions of V
+    assert found["E4M3"] == scores + values * 5 // 2
+
+
 @pytest.mark.parametrize("rows", ["r72", "m64"])
 def test_hopper_on_sm_90a(rows, tmp_path, capfd):
     found = counts(f"hopper/inst/verify_bf16_{rows}.cu", "90a", tmp_path)[f"tv_hopper_bf16_{rows}"]

@@ -11,10 +11,11 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from treeverify.attention import abi, cases, ops, plan, reference
+from treeverify.attention import abi, cases, ops, paths, plan, reference
 
 LIMIT = 5e-3
 SEEDS = range(6)
@@ -24,7 +25,11 @@ INSTANCES = [
     ("Narrow<48>", torch.bfloat16),
     ("Wide<48>", torch.bfloat16),
     ("Narrow<40>", torch.float16),
+    ("Narrow<8>", torch.float8_e4m3fn),
+    ("Narrow<40>", torch.float8_e5m2),
+    ("Wide<48>", torch.float8_e4m3fn),
 ]
+"""Shapes, and what the pool holds; queries are of the same dtype, or bf16 where that is an fp8."""
 
 
 @pytest.fixture(scope="session")
@@ -95,12 +100,11 @@ def draw_case(seed: int, rows: int, dtype: torch.dtype) -> cases.Case:
     two_source = draw.random() < 0.5
     planned = draw.random() < 0.3
     nsplit = draw.choice([1, 1, 2, 4])
-    case = cases.make_case(
+    case = draw_step(
         [draw.choice([0, 1, 63, 64, draw.randrange(200)]) for _ in range(draw.randint(1, 2))],
         n,
         heads,
-        dtype=dtype,
-        device="cpu",
+        dtype,
         seed=seed,
         mask_kind=draw.choice([abi.MASK_NONE, abi.MASK_PACKED, abi.MASK_FULL, abi.MASK_QLEN]),
         two_source=two_source,
@@ -116,6 +120,14 @@ def draw_case(seed: int, rows: int, dtype: torch.dtype) -> cases.Case:
     if case.mask_kind == abi.MASK_PACKED and case.mask is not None:
         case.mask |= -1 << n  # bits past the tree mean nothing
     return dataclasses.replace(case, splits=case.bs + draw.randrange(5)) if planned and not two_source else case
+
+
+def draw_step(prefixes: list[int], n: int, heads: int, dtype: torch.dtype, **how: Any) -> cases.Case:
+    """cases.make_case on the CPU with a pool of `dtype`, in units of a k_scale that is none of its values."""
+    fp8 = dtype in paths.FP8
+    queries = torch.bfloat16 if fp8 else dtype
+    how |= {"dtype": queries, "kv_dtype": dtype, "k_scale": 0.7 if fp8 else 1.0}
+    return cases.make_case(prefixes, n, heads, device="cpu", **how)
 
 
 def rows_of(instance: str) -> int:
@@ -152,7 +164,7 @@ def test_random_steps(run, instance, dtype, seed):
 @pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
 def test_draft_widths_may_differ(run, instance, dtype, widths, nsplit):
     prefixes = [100, 0, 150]
-    case = cases.make_case(prefixes, 9, 3, dtype=dtype, device="cpu", nsplit=nsplit)
+    case = draw_step(prefixes, 9, 3, dtype, nsplit=nsplit)
     case.kv_lens = [p + w for p, w in zip(prefixes, widths, strict=True)]
     case.qo_indptr = torch.tensor([0, *widths]).cumsum(0)
     case.kv_indptr = torch.tensor([0, *case.kv_lens]).cumsum(0).int()
@@ -162,7 +174,7 @@ def test_draft_widths_may_differ(run, instance, dtype, widths, nsplit):
 @pytest.mark.parametrize(("instance", "dtype"), INSTANCES[1:2])
 def test_halved_splits(run, instance, dtype):
     """All three of them, two, one."""
-    case = cases.make_case([1000, 500, 40], 5, 3, dtype=dtype, device="cpu", nsplit=3, taper=1)
+    case = draw_step([1000, 500, 40], 5, 3, dtype, nsplit=3, taper=1)
     check(case, run(case, instance))
 
 
@@ -170,7 +182,7 @@ def test_halved_splits(run, instance, dtype):
 @pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
 def test_a_row_that_sees_nothing_is_zero(run, instance, dtype, n):
     """The wider tree has two splits, and a mask of two words a row."""
-    case = cases.make_case([0], n, 1, dtype=dtype, device="cpu", nsplit=2)
+    case = draw_step([0], n, 1, dtype, nsplit=2)
     case.visible[0, 2] = False
     case.mask = reference.pack_mask(case.visible)
     out = run(case, instance)
@@ -178,20 +190,52 @@ def test_a_row_that_sees_nothing_is_zero(run, instance, dtype, n):
     assert not out[2].any()
 
 
-@pytest.mark.parametrize("nsplit", [1, 2])
-@pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
+@pytest.mark.parametrize(
+    ("instance", "dtype", "nsplit"),
+    [(*pair, nsplit) for pair in INSTANCES for nsplit in ((1,) if pair[1] in paths.FP8 else (1, 2))],
+)
 def test_the_order_of_warps_changes_no_bit(run, instance, dtype, nsplit):
     """A context that wraps around the table of slots, and the stages many times."""
-    case = cases.make_case([40, 700], 7, 8, dtype=dtype, device="cpu", nsplit=nsplit)
+    case = draw_step([40, 700], 7, 8, dtype, nsplit=nsplit)
     first = run(case, instance)
     check(case, first)
     for order in (1, 2):
         assert torch.equal(run(case, instance, order), first)
 
 
+@pytest.mark.parametrize("dtype", paths.FP8)
+def test_every_byte_is_widened_exactly(library, dtype):
+    """By every way that fragments take, and without the instruction that sm_80 and sm_86 have not."""
+    ways = range(5 if dtype == torch.float8_e4m3fn else 4)
+    meant = torch.arange(256, dtype=torch.uint8).view(dtype).half()
+    for way in ways:
+        bits = torch.tensor([library.tv_widen(paths.FP8[dtype], byte, way) for byte in range(256)])
+        assert (bits >= 0).all(), "both places that a way fills are the same"
+        assert torch.equal(bits.short().view(torch.half).isnan(), meant.isnan())
+        assert torch.equal(bits.short()[~meant.isnan()], meant.view(torch.short)[~meant.isnan()])
+
+
+@pytest.mark.parametrize("size", [2.0**-90, 2.0**-10, 2.0**30, 2.0**100])
+def test_queries_of_any_size(run, size):
+    """What bf16 holds and fp16 does not: scores are those of queries a power of 2 larger or smaller."""
+    case = draw_step([70], 5, 3, torch.float8_e4m3fn, nsplit=1)
+    expected = run(case, "Narrow<8>").clone()
+    check(case, expected)
+    case.q_nope, case.q_pe, case.sm_scale = case.q_nope * size, case.q_pe * size, case.sm_scale / size
+    assert torch.equal(run(case, "Narrow<8>"), expected)
+
+
+@pytest.mark.parametrize("dtype", paths.FP8)
+def test_what_the_pool_has_as_nan_is_nan(run, dtype):
+    case = draw_step([70], 5, 3, dtype, nsplit=1)
+    case.pool[case.kv_indices[9], 0, 300] = float("nan")
+    out = run(case, "Narrow<8>" if dtype == torch.float8_e4m3fn else "Narrow<40>")
+    assert out.isnan().all()
+
+
 @pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
 def test_a_dropped_mask_fails_the_same_check(run, instance, dtype):
-    case = cases.make_case([64, 90], 12, 4, dtype=dtype, device="cpu", nsplit=2)
+    case = draw_step([64, 90], 12, 4, dtype, nsplit=2)
     check(case, run(case, instance))
     case.mask_kind = abi.MASK_NONE
     assert reference.worst_row_error(run(case, instance), case.expected()) > 10 * LIMIT
@@ -200,7 +244,7 @@ def test_a_dropped_mask_fails_the_same_check(run, instance, dtype):
 @pytest.mark.parametrize(("instance", "dtype"), INSTANCES)
 def test_waits_that_do_not_wait_fail_the_same_check(run, instance, dtype):
     """Within a batch of slots, so that no slot is read before it is there: it would lead anywhere."""
-    case = cases.make_case([200], 5, 8, dtype=dtype, device="cpu", nsplit=1)
+    case = draw_step([200], 5, 8, dtype, nsplit=1)
     check(case, run(case, instance))
     with pytest.raises(AssertionError):
         check(case, run(case, instance, waits_hold=False))

@@ -16,6 +16,8 @@ inline void cp_async16(uint32_t dst, const void* src, bool valid) {
   emulator::start_copy({dst, src, 16, valid});
 }
 
+inline void cp_async16_narrow(uint32_t dst, const void* src, bool valid) { cp_async16(dst, src, valid); }
+
 inline void cp_async_wait_all() {
   emulator::wait_until([] { return emulator::block.running->copies.empty(); });
 }

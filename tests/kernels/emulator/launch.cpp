@@ -19,16 +19,18 @@ void thread() {
 
 struct Instance {
   const char* name;
-  int dtype, rows;
+  int kv_dtype, rows;
   void (*thread)();
 };
 
 template <typename T, typename C>
-constexpr Instance instance(const char* name, int dtype) {
+constexpr Instance instance(const char* name, int kv_dtype) {
   static_assert(C::kSmemBytes <= tv::portable::kSharedBytes && tv::portable::kThreads == emulator::kThreads);
-  return {name, dtype, C::kRows, thread<T, C>};
+  return {name, kv_dtype, C::kRows, thread<T, C>};
 }
 
+using tv::portable::E4M3;
+using tv::portable::E5M2;
 using tv::portable::Narrow;
 using tv::portable::Wide;
 const Instance instances[] = {
@@ -37,6 +39,9 @@ const Instance instances[] = {
     instance<__nv_bfloat16, Narrow<48>>("Narrow<48>", TV_BF16),
     instance<__nv_bfloat16, Wide<48>>("Wide<48>", TV_BF16),
     instance<__half, Narrow<40>>("Narrow<40>", TV_FP16),
+    instance<__nv_bfloat16, Narrow<8, E4M3>>("Narrow<8>", TV_FP8_E4M3),
+    instance<__nv_bfloat16, Narrow<40, E5M2>>("Narrow<40>", TV_FP8_E5M2),
+    instance<__nv_bfloat16, Wide<48, E4M3>>("Wide<48>", TV_FP8_E4M3),
 };
 
 }  // namespace
@@ -49,7 +54,7 @@ extern "C" const char* tv_emulate(const TvVerifyParams* p, const char* name, int
   block.pool = static_cast<const uint8_t*>(p->kv), block.pool_bytes = pool_bytes;
   params = p;
   for (const Instance& one : instances) {
-    if (strcmp(one.name, name) || one.dtype != p->dtype) continue;
+    if (strcmp(one.name, name) || one.kv_dtype != p->kv_dtype) continue;
     block.grid_x = tv::ceil_div(p->max_q * p->heads, one.rows), block.grid_y = p->splits + tv::writes_directly(*p);
     for (block.y = 0; block.y < block.grid_y; ++block.y) {
       for (block.x = 0; block.x < block.grid_x; ++block.x) {
@@ -60,6 +65,25 @@ extern "C" const char* tv_emulate(const TvVerifyParams* p, const char* name, int
     return nullptr;
   }
   return "the emulator has no such instance";
+}
+
+// A byte of the pool as fp16, each way that the kernel has: 0 and 1 as one of two neighbours, 2 and 3 as one of two
+// columns, 4 by bits alone.
+extern "C" int tv_widen(int kv_dtype, int byte, int way) {
+  uint32_t low, high;
+  const uint32_t word = way == 0   ? byte | byte << 8
+                        : way == 1 ? byte << 16 | uint32_t(byte) << 24
+                        : way == 2 ? byte | byte << 16
+                                   : uint32_t(byte) << 8 | uint32_t(byte) << 24;
+  if (way == 4) {
+    low = high = tv::portable::widen_e4m3_by_bits(word);
+  } else if (kv_dtype == TV_FP8_E4M3) {
+    way < 2 ? E4M3::neighbours(word, low, high) : E4M3::columns(word, low, high);
+  } else {
+    way < 2 ? E5M2::neighbours(word, low, high) : E5M2::columns(word, low, high);
+  }
+  const uint32_t pair = way % 2 ? high : low;
+  return (pair & 0xffff) == pair >> 16 ? int(pair & 0xffff) : -1;
 }
 
 extern "C" int tv_active_splits(int kv_len, int count, int taper) { return tv::active_splits(kv_len, {count, taper}); }

@@ -65,6 +65,30 @@ void ldmatrix(const char* what, bool transposed, uint32_t (&r)[kCount], uint32_t
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) { ldmatrix("ldmatrix.x4", false, r, addr); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) { ldmatrix("ldmatrix.x4.trans", true, r, addr); }
 inline void ldmatrix_x2(uint32_t (&r)[2], uint32_t addr) { ldmatrix("ldmatrix.x2", false, r, addr); }
+inline void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t addr) { ldmatrix("ldmatrix.x2.trans", true, r, addr); }
+
+template <uint32_t kSelect>
+uint32_t permute_bytes(uint32_t x) {
+  uint32_t to = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t from = kSelect >> (4 * i) & 7;
+    if (from < 4) to |= (x >> (8 * from) & 0xff) << (8 * i);
+  }
+  return to;
+}
+
+// By the value: bias 7, three bits of mantissa, no infinities.
+inline uint32_t e4m3_as_fp16(uint8_t byte) {
+  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+  float x = exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+  if ((byte & 127) == 127) x = NAN;
+  return same_bits<uint16_t>(__float2half_rn(byte >> 7 ? -x : x));
+}
+template <bool kUpper>
+uint32_t convert_e4m3(uint32_t word) {
+  const uint32_t pair = kUpper ? word >> 16 : word;
+  return e4m3_as_fp16(uint8_t(pair)) | e4m3_as_fp16(uint8_t(pair >> 8)) << 16;
+}
 
 template <typename T>
 float2 widen2(uint32_t pair);
@@ -75,6 +99,11 @@ inline float2 widen2<__nv_bfloat16>(uint32_t pair) {
 template <>
 inline float2 widen2<__half>(uint32_t pair) {
   return __half22float2(same_bits<__half2>(pair));
+}
+
+inline uint32_t greater_bf16(uint32_t a, uint32_t b) {
+  const float2 x = widen2<__nv_bfloat16>(a), y = widen2<__nv_bfloat16>(b);
+  return same_bits<uint32_t>(__floats2bfloat162_rn(fmaxf(x.x, y.x), fmaxf(x.y, y.y)));
 }
 
 template <typename T>

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "portable/verify.cuh"
+
+TV_VERIFY_KERNEL(tv_verify_e4m3_r48, __nv_bfloat16, Narrow<48, tv::portable::E4M3>)
