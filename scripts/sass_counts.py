@@ -6,8 +6,8 @@
 
 Needs cuobjdump: from PATH, the CUDA toolkit, or the `triton` wheel. Prints JSON: per kernel the matrix products of a
 warp (HMMA) and of a warpgroup (HGMMA), shared-memory matrix loads (LDSM), asynchronous copies (LDGSTS), e4m3 pairs
-widened to fp16 (E4M3), spills (LDL, STL) and all instructions. Counts are of the code, not of a run: the main loop is rolled, so each of its instructions
-counts once.
+widened to fp16 (E4M3), spills (LDL, STL) and all instructions. Counts are of the code, not of a run: the main loop is
+rolled, so each of its instructions counts once.
 """
 
 from __future__ import annotations
