@@ -265,7 +265,7 @@ extern "C" int tv_mla_plan(const TvPlanParams* p, void* stream) {
 }
 
 extern "C" int tv_mla_prep(const TvPrepParams* p, void* stream) {
-  if (p->bs < 1 || p->raw_bs < 0 || p->raw_bs > p->bs || p->n < 1) return cudaErrorInvalidValue;
+  if (p->bs < 1 || p->raw_bs < 0 || p->raw_bs > p->bs || p->n < 0) return cudaErrorInvalidValue;
   const int64_t packed = int64_t(p->raw_bs) * p->n * tv::mask_words(p->n);
   if (p->mask_kind == TV_MASK_PACKED && p->mask_numel < packed) return cudaErrorInvalidValue;
   // Enough blocks to hide the latency of a long row, no more than a wave or two for a wide batch.

@@ -76,7 +76,7 @@ typedef struct TvPrepParams {
   int64_t kv_capacity;  // entries behind kv_indices; nothing is written past them
   int64_t mask_numel;
   int32_t seq_len_bytes, kv_index_bytes, mask_kind;
-  int32_t raw_bs, bs, n;  // requests raw_bs .. bs are padding: length 0
+  int32_t raw_bs, bs, n;  // requests raw_bs .. bs are padding: length 0; n = 0: no draft tokens, seq_lens counts all
 } TvPrepParams;
 
 #ifdef __cplusplus

@@ -86,7 +86,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", type=Shape.parse, metavar="BS,H,N,KV", help="for the stage `shapes`")
     parser.add_argument("--stages", default=",".join(STAGES), help="default: %(default)s; with --shapes: shapes")
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated, may be empty; default: %(default)s")
-    parser.add_argument("--paths", help="ours: portable, narrow, hopper; default: what the card runs")
+    parser.add_argument("--paths", help="ours: portable, narrow, hopper, each also as …_fp8; default: without")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="stop cleanly before so many seconds")
     parser.add_argument("--row-cap-ms", type=float, default=400, help="do not time what takes longer; default: 400")
     parser.add_argument("--pool", type=int, help="slots of the KV pool; default: what the largest batch needs")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .jobs import EVEN, PLANNED, UNEVEN
+from .jobs import EVEN, FP8, PLANNED, UNEVEN
 from .shapes import BASELINES, GROWTH, MORE, POOL_SHAPES, POOLS, RAGGED, Shape
 from .store import Row
 
@@ -126,9 +126,27 @@ def gates(rows: Sequence[Row], find: Find, largest_workspace: Mapping[str, int])
         if path in paths:
             yield from _roofline_gates(rows, path, limit)
     for path in paths:
+        if path.endswith(FP8):
+            yield from _fp8_gates(rows, find, path)
         yield from _path_gates(rows, find, path)
         most = [largest_workspace[path] / MIB]
         yield _most(f"{path}: MiB of workspace, largest of all buckets", 256, most, max, 1)
+
+
+def _fp8_gates(rows: Sequence[Row], find: Find, path: str) -> Iterator[Row]:
+    """A path on an fp8 pool against itself on a bf16 one, at the shapes that both were timed on."""
+    plain = path.removesuffix(FP8)
+    timed = {Shape(row["bs"], row["heads"], row["n"], row["kv"]) for row in rows if row["impl"] == path}
+    both = sorted(shape for shape in timed if find(path, shape) and find(plain, shape))
+    bound = [shape for shape in both if shape.heads == 8 and shape.n <= 4 and shape.kv >= 128_000]
+    rest = [shape for shape in both if shape not in bound]
+    where = "few rows, long context"
+    gains = ratios(find, plain, path, bound)
+    lowest = min(gains, default=None)
+    met = lowest >= 1.4 if lowest is not None else None
+    yield _gate(f"{plain} / {path}, lowest of {len(bound)} shapes of {where}", ">= 1.4", lowest, met)
+    over = ratios(find, path, plain, rest)
+    yield _most(f"{path} / {plain}, worst of {len(rest)} other shapes", 1.2, over, max, max(len(rest), 1))
 
 
 def _speed_gates(find: Find) -> Iterator[Row]:

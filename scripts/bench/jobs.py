@@ -11,6 +11,9 @@ from .shapes import BASELINES, GROWTH, MORE, POOL_SHAPES, POOLS, RAGGED, Shape, 
 
 STAGES = ("shapes", "ragged", "growth", "pool", "sweep")
 
+FP8 = "_fp8"
+"""Ends the name of a path of ours on an e4m3 pool: the same keys, rounded."""
+
 EVEN, UNEVEN, PLANNED = "even", "ragged", "ragged, planned"
 """Batches: equal contexts; RAGGED's; those, with splits handed out by the plan on the device."""
 
@@ -34,7 +37,7 @@ def jobs(
         shapes: instead of those the stage `shapes` has.
     """
     if stage not in ("shapes", "ragged"):
-        paths = [path for path in paths if path != "narrow"]  # a few shapes tell enough
+        paths = [path for path in paths if path.removesuffix(FP8) != "narrow"]  # a few shapes tell enough
     if stage == "shapes":
         for shape in shapes or BASELINES + MORE:
             yield from (Job(path, shape) for path in paths)

@@ -12,15 +12,16 @@ from treeverify.attention import abi, cases, paths, reference
 from treeverify.attention.plan import LATENT, workspace_floats
 
 from . import roofline
-from .jobs import PLANNED, UNEVEN, Job
+from .jobs import FP8, PLANNED, UNEVEN, Job
 from .peers import PEERS, build_of
 from .problems import Problems, visible_pairs
 from .shapes import BASELINES, BS, HEADS, MORE, RAGGED, N
 from .store import Row, rounded
 from .timer import Timer, TooSlow
 
-PATHS = {"portable": abi.PATH_PORTABLE, "narrow": abi.PATH_NARROW, "hopper": abi.PATH_HOPPER}
-"""Ours, as mla_verify's `path`. narrow: on a Hopper card, the shapes that sm_120 runs."""
+_PATHS = {"portable": abi.PATH_PORTABLE, "narrow": abi.PATH_NARROW, "hopper": abi.PATH_HOPPER}
+PATHS = {**_PATHS, **{name + FP8: path for name, path in _PATHS.items()}}
+"""Ours, as mla_verify's `path`. narrow: on a Hopper card, the shapes that sm_120 runs. With FP8, on an e4m3 pool."""
 
 CHECKED_PAIRS = {True: 2 * 10**8, False: 2 * 10**7}
 """Of a step with more (row, position) pairs a few tokens are checked only; by whether peers are timed on the shape."""
@@ -76,8 +77,10 @@ class Bench:
             splits = {"splits": case.splits} if case.splits else {"nsplit": case.nsplit, "taper": case.taper}
             row |= {**splits, "workspace_bytes": workspace_bytes(case)}
         if ours and self.ceilings:
-            step = roofline.work(sum(case.kv_lens), job.shape.query_rows, visible_pairs(case))
-            row["roofline_us"] = roofline.bound_us(step, self.ceilings, roofline.RATE[job.impl])
+            kv_bytes = case.pool.element_size()
+            step = roofline.work(sum(case.kv_lens), job.shape.query_rows, visible_pairs(case), kv_bytes)
+            rate = roofline.RATE[job.impl.removesuffix(FP8)]
+            row["roofline_us"] = roofline.bound_us(step, self.ceilings, rate)
             row["roofline"] = row["roofline_us"] / row["us"]
         return row
 
@@ -88,13 +91,13 @@ class Bench:
         pool = None if job.pool is None else job.pool * shape.kv_tokens
         return self.problems.draw(
             prefixes, shape.n, shape.heads, slots=job.slots, chain=chain, pool_slots=pool,
-            path=PATHS.get(job.impl, abi.PATH_AUTO), planned=job.batch == PLANNED,
+            path=PATHS.get(job.impl, abi.PATH_AUTO), planned=job.batch == PLANNED, kv_dtype=kv_dtype(job.impl),
         )  # fmt: skip
 
     def _check(self, job: Job, case: cases.Case, run: Callable[[], torch.Tensor]) -> Row:
         """Error against float64: of the whole output where the step is small, else of a few tokens of it."""
         whole = visible_pairs(case) <= CHECKED_PAIRS[job.shape in BASELINES + MORE]
-        step = (job.shape, job.slots, job.batch, job.pool, case.mask_kind)
+        step = (job.shape, job.slots, job.batch, job.pool, case.mask_kind, case.pool.dtype)
         if self._expected is None or self._expected[0] != step:
             self._expected = (step, case.expected() if whole else token_reference(case, sample(case)))
         out = run()
@@ -123,6 +126,11 @@ def token_reference(case: cases.Case, tokens: Sequence[int]) -> torch.Tensor:
     return torch.stack(out)
 
 
+def kv_dtype(impl: str) -> torch.dtype:
+    """What the pool holds that an implementation reads."""
+    return torch.float8_e4m3fn if impl.endswith(FP8) else torch.bfloat16
+
+
 def workspace_bytes(case: cases.Case) -> int:
     """Bytes of partial results the step needs; 0 where the output is written directly."""
     floats = case.workspace.numel()
@@ -131,7 +139,7 @@ def workspace_bytes(case: cases.Case) -> int:
 
 def largest_workspace(device: torch.device, impl: str) -> int:
     """Bytes of workspace of the bucket that needs most, of all batch sizes, heads and widths within the sweep's."""
-    target = paths.target(device, PATHS[impl])
+    target = paths.target(device, PATHS[impl], kv_dtype(impl))
     buckets = itertools.product(range(1, max(BS) + 1), range(1, max(N) + 1), HEADS)
     return max(4 * workspace_floats(bs, n, heads, bs * target.cut(bs, n, heads).splits) for bs, n, heads in buckets)
 

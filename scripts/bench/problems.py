@@ -44,6 +44,11 @@ class Problems:
         return torch.randperm(size, device=self.device, generator=self.generator).int()
 
     @functools.cache  # noqa: B019
+    def rounded(self, dtype: torch.dtype) -> torch.Tensor:
+        """The pool in another dtype."""
+        return self.pool.to(dtype)
+
+    @functools.cache  # noqa: B019
     def trees(self, bs: int, n: int) -> torch.Tensor:
         """bool [bs, n, n] of random trees: a few different ones, repeated."""
         few = cases.random_trees(min(bs, 4), n, torch.Generator().manual_seed(SEED), "cpu")
@@ -84,6 +89,7 @@ class Problems:
         pool_slots: int | None = None,
         path: int = abi.PATH_AUTO,
         planned: bool = False,
+        kv_dtype: torch.dtype = torch.bfloat16,
     ) -> cases.Case:
         """A step of requests with the given context lengths and a tree of `n` nodes each.
 
@@ -93,8 +99,9 @@ class Problems:
             pool_slots: how much of the pool the batch is spread over; default: spread().
             path: abi.PATH_*.
             planned: let mla_plan share the splits out.
+            kv_dtype: what the pool's elements are rounded to.
         """
-        target = paths.target(self.device, path)
+        target = paths.target(self.device, path, kv_dtype)
         bs, kv_lens = len(prefixes), [prefix + n for prefix in prefixes]
         cut = target.cut(bs, n, heads)
         visible = reference.causal(n, self.device).expand(bs, n, n) if chain else self.trees(bs, n)
@@ -104,7 +111,7 @@ class Problems:
         return cases.Case(
             q_nope=q_nope,
             q_pe=q_pe,
-            pool=self.pool[:used],
+            pool=self.rounded(kv_dtype)[:used],
             kv_indptr=self._indptr(kv_lens),
             kv_indices=self.order(kv_lens, slots, used),
             qo_indptr=self._indptr([n] * bs),

@@ -22,16 +22,17 @@ class Work(NamedTuple):
     flops: int
 
 
-def work(kv_tokens: int, query_rows: int, pairs: int) -> Work:
+def work(kv_tokens: int, query_rows: int, pairs: int, kv_element: int = ELEMENT) -> Work:
     """Counts of a step.
 
     Args:
-        kv_tokens: positions of the batch, each a row of 576 bf16.
+        kv_tokens: positions of the batch, each a row of 576 elements.
         query_rows: (token, head) pairs of the batch, 576 in and 512 out.
         pairs: (query row, position) pairs that the mask lets through.
+        kv_element: bytes of an element of the pool.
     """
-    moved = kv_tokens * KEY_DIM + query_rows * (KEY_DIM + LATENT)
-    return Work(moved * ELEMENT, 2 * pairs * (KEY_DIM + LATENT))
+    moved = kv_tokens * KEY_DIM * kv_element + query_rows * (KEY_DIM + LATENT) * ELEMENT
+    return Work(moved, 2 * pairs * (KEY_DIM + LATENT))
 
 
 def bound_us(step: Work, ceilings: Mapping[str, float], rate: str) -> float:

@@ -28,6 +28,15 @@ def test_a_second_run_measures_nothing_again(tmp_path, capsys):
     assert "wrong outputs of 4 checked: 0" in capsys.readouterr().out
 
 
+def test_a_pool_of_fp8_beside_its_bf16(tmp_path):
+    out = tmp_path / "verify.json"
+    assert bench_verify.main([*COMMAND, "--out", str(out), "--paths", "portable,portable_fp8"]) == 0
+    report = json.loads(out.read_text())
+    errors = {impl: [r["error"] for r in report["rows"] if r["impl"] == impl] for impl in ("portable", "portable_fp8")}
+    assert len(errors["portable_fp8"]) == 4 and max(errors["portable_fp8"]) < 5e-3, "against the rounded keys"
+    assert any("portable_fp8 / portable" in gate["gate"] for gate in report["gates"])
+
+
 def test_a_spent_budget_stops_and_the_next_run_goes_on(tmp_path, capsys):
     out = tmp_path / "verify.json"
     assert bench_verify.main([*COMMAND, "--out", str(out), "--budget-s", "0"]) == 3

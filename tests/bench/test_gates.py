@@ -48,6 +48,16 @@ def test_portable_is_held_to_fa2(ours, mean, worst):
     assert met["portable / fa2, worst baseline"] is worst
 
 
+@pytest.mark.parametrize(("fp8", "gain", "cost"), [(70, True, True), (72, False, True), (121, False, False)])
+def test_fp8_is_held_to_bf16_of_the_same_path(fp8, gain, cost):
+    few, many = Shape(1, 8, 4, 128_000), BASELINES[3]
+    rows = [row("portable", shape, 100) for shape in (few, many, BASELINES[0])]
+    rows += [row("portable_fp8", shape, fp8) for shape in (few, many)]
+    met = judged(rows, ALL | {"portable_fp8": 100 << 20})
+    assert met["portable / portable_fp8, lowest of 1 shapes of few rows, long context"] is gain
+    assert met["portable_fp8 / portable, worst of 1 other shapes"] is cost
+
+
 def test_one_slow_shape_breaks_the_worst_not_the_mean():
     rows = [row("fa2", shape, 100) for shape in BASELINES]
     rows += [row("portable", shape, 90 if i == 0 else 40) for i, shape in enumerate(BASELINES)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,5 +25,14 @@ def path(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def make_case(path: int) -> Callable[..., cases.Case]:
-    """cases.make_case for this path."""
-    return functools.partial(cases.make_case, path=path)
+    """cases.make_case for this path; `kv`, where given, is the pool's dtype: queries have it too, or bf16 if fp8."""
+    return functools.partial(_make_case, path)
+
+
+def _make_case(path: int, *args: Any, kv: torch.dtype = torch.bfloat16, **how: Any) -> cases.Case:
+    if kv in paths.FP8:
+        try:
+            paths.target(torch.device("cuda"), path, kv)
+        except RuntimeError:
+            pytest.skip(f"that path has no kernels for {kv}")
+    return cases.make_case(*args, path=path, **{**cases.pool_of(kv), **how})

@@ -30,8 +30,18 @@ def verify_steps(path: int) -> None:
         cases.make_case([0, 150], n, heads, nsplit=1, mask_kind=abi.MASK_FULL, **padding, **fp16).run()
         cases.make_case([0, 150], n, heads, nsplit=3, **padding, **fp16).run()
         cases.make_case([0, 300], n, heads, plan=True, **padding, **bf16).run()
+    for pool in paths.FP8:
+        if path in {target.path for target in paths.testable(torch.device("cuda"), pool)}:
+            fp8_steps(path, pool)
     for nsplit in (6, 12, 20):  # combine shares a row among 2, 4 and 8 warps
         cases.make_case([1500, 70], 3, 8, nsplit=nsplit, path=path).run()
+
+
+def fp8_steps(path: int, pool: torch.dtype) -> None:
+    for n, heads in WIDTHS:
+        fp8: dict[str, Any] = {"path": path, **cases.pool_of(pool)}
+        cases.make_case([0, 300], n, heads, nsplit=1, two_source=True, extra_tokens=3, **fp8).run()
+        cases.make_case([0, 900], n, heads, nsplit=3, padded=2, **fp8).run()
 
 
 def prep_steps() -> None:
@@ -44,6 +54,7 @@ def prep_steps() -> None:
     lens, rows = torch.tensor([40], device="cuda"), torch.tensor([1, 2**40, 0], device="cuda")
     packed = torch.zeros(15, dtype=torch.int64, device="cuda")
     ops.mla_prep(table, rows, lens, mask, abi.MASK_FULL, 1, 3, 5, indptr, indices, packed)
+    ops.mla_prep(table, rows, lens, None, abi.MASK_NONE, 1, 3, 0, indptr, indices, packed)
     ops.mla_prep(table, rows, lens, packed[:5].clone(), abi.MASK_PACKED, 1, 3, 5, indptr, indices, packed)
 
 

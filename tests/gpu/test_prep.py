@@ -45,6 +45,21 @@ def test_matches_the_cpu(lens, n, padded, kind, seq_dtype, index_dtype):
         assert torch.equal(cpu, cuda)
 
 
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_without_drafts_it_counts_what_there_is(index_dtype):
+    """As a decode step has it: the new tokens are in seq_lens and in req_to_token already."""
+    results = []
+    for device in ("cpu", "cuda"):
+        table = torch.arange(3 * 5000, device=device).int().view(3, 5000).flip(1)
+        rows, lens = torch.tensor([2, 0, 2**40], device=device), torch.tensor([4, 5000, 1], device=device)
+        indptr, indices, _ = buffers(3, 1, 5004, index_dtype, device)
+        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        ops.mla_prep(table, rows, lens, None, abi.MASK_NONE, 2, 3, 0, indptr, indices, nothing)
+        results.append((indptr.cpu(), indices.cpu()))
+    for cpu, cuda in zip(*results, strict=True):
+        assert torch.equal(cpu, cuda)
+
+
 @pytest.mark.parametrize("raw_bs", [1, 3, 4])
 def test_prep_and_replay_never_synchronise(path, raw_bs):
     """Prep outside, verify inside a graph, new lengths and masks each step, sync debug mode on; same bits as eager."""

@@ -15,7 +15,9 @@ from treeverify.attention import abi, cases, paths, plan, reference
 
 pytestmark = pytest.mark.gpu
 LIMIT = 5e-3
-DTYPES = [torch.bfloat16, torch.float16]
+POOLS = [torch.bfloat16, torch.float16, *paths.FP8]
+"""What the KV pool holds."""
+FEW_POOLS = [torch.bfloat16, torch.float8_e4m3fn]
 
 
 def planned(case: cases.Case) -> cases.Case:
@@ -33,35 +35,37 @@ def check(case: cases.Case) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 128, 255, 256])
 @pytest.mark.parametrize("heads", [1, 2, 3, 7, 8, 16, 40, 64, 128])
-def test_widths_and_heads(make_case, heads, n):
-    check(make_case([0, 1, 70], n, heads, seed=n * 131 + heads))
+@pytest.mark.parametrize("kv_dtype", FEW_POOLS)
+def test_widths_and_heads(make_case, heads, n, kv_dtype):
+    check(make_case([0, 1, 70], n, heads, seed=n * 131 + heads, kv=kv_dtype))
 
 
 @pytest.mark.parametrize(
     "kv", [0, 1, 11, 31, 32, 33, 63, 64, 65, 127, 1000, 1024, 4095, 4097, 8736, 32768, 200_000, 262_144 + 9]
 )
 @pytest.mark.parametrize(("heads", "n"), [(8, 9), (16, 1), (5, 7)])
-def test_context_lengths(make_case, kv, heads, n):
-    check(make_case([kv], n, heads, seed=kv))
+@pytest.mark.parametrize("kv_dtype", FEW_POOLS)
+def test_context_lengths(make_case, kv, heads, n, kv_dtype):
+    check(make_case([kv], n, heads, seed=kv, kv=kv_dtype))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", POOLS)
 @pytest.mark.parametrize("kv", [9, 63, 64, 65, 127, 128, 129, 191, 193, 1000, 4992, 33_000])
 @pytest.mark.parametrize(("heads", "n"), [(8, 8), (16, 8), (64, 9), (40, 5)])
-def test_many_rows(make_case, heads, n, kv, dtype):
+def test_many_rows(make_case, heads, n, kv, kv_dtype):
     """One to nine whole blocks of 64 query rows, and a partial one; whole tiles of KV and partial ones."""
-    check(make_case([kv - n], n, heads, seed=kv, dtype=dtype))
-    check(make_case([kv - n, 70, 0], n, heads, seed=kv, dtype=dtype, nsplit=3))
-    check(make_case([kv - n, 70, 0], n, heads, seed=kv, dtype=dtype, nsplit=4, taper=3))
+    check(make_case([kv - n], n, heads, seed=kv, kv=kv_dtype))
+    check(make_case([kv - n, 70, 0], n, heads, seed=kv, kv=kv_dtype, nsplit=3))
+    check(make_case([kv - n, 70, 0], n, heads, seed=kv, kv=kv_dtype, nsplit=4, taper=3))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", POOLS)
 @pytest.mark.parametrize("qo_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("two_source", [False, True])
-def test_layouts_and_index_widths(make_case, two_source, index_dtype, qo_dtype, dtype):
+def test_layouts_and_index_widths(make_case, two_source, index_dtype, qo_dtype, kv_dtype):
     check(
-        make_case([130, 0, 777], 9, 8, dtype=dtype, two_source=two_source, index_dtype=index_dtype, qo_dtype=qo_dtype)
+        make_case([130, 0, 777], 9, 8, kv=kv_dtype, two_source=two_source, index_dtype=index_dtype, qo_dtype=qo_dtype)
     )
 
 
@@ -88,8 +92,9 @@ def test_halved_splits(make_case, kv, heads, cut):
 
 @pytest.mark.parametrize("nsplit", [1, 8])
 @pytest.mark.parametrize("heads", [8, 64])
-def test_every_row_is_written(make_case, heads, nsplit):
-    case = make_case([100, 3], 9, heads, padded=3, extra_tokens=13, nsplit=nsplit)
+@pytest.mark.parametrize("kv_dtype", FEW_POOLS)
+def test_every_row_is_written(make_case, kv_dtype, heads, nsplit):
+    case = make_case([100, 3], 9, heads, padded=3, extra_tokens=13, nsplit=nsplit, kv=kv_dtype)
     check(case)
     assert torch.equal(case.out[2 * 9 :], torch.zeros_like(case.out[2 * 9 :]))
 
@@ -116,10 +121,10 @@ def test_more_draft_rows_than_tokens_write_nothing_behind_out(make_case, nsplit)
     assert whole[12:].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", POOLS)
 @pytest.mark.parametrize("heads", [8, 64])
-def test_logit_cap(make_case, heads, dtype):
-    check(make_case([500], 9, heads, logit_cap=0.7, dtype=dtype))
+def test_logit_cap(make_case, heads, kv_dtype):
+    check(make_case([500], 9, heads, logit_cap=0.7, kv=kv_dtype))
 
 
 def test_a_row_that_sees_nothing_is_zero(make_case):
@@ -130,11 +135,39 @@ def test_a_row_that_sees_nothing_is_zero(make_case):
     assert not case.out[2].any()
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, *paths.FP8])
 @pytest.mark.parametrize("heads", [8, 64])
-def test_large_scores_do_not_overflow(make_case, heads):
-    case = make_case([3000], 9, heads)
+def test_large_scores_do_not_overflow(make_case, heads, kv_dtype):
+    case = make_case([3000], 9, heads, kv=kv_dtype)
     case.q_nope.mul_(30)
     check(case)
+
+
+@pytest.mark.parametrize("size", [2.0**-60, 2.0**20, 2.0**90])
+@pytest.mark.parametrize("heads", [1, 8, 64])
+def test_queries_of_any_size_on_an_fp8_pool(make_case, heads, size):
+    """What bf16 holds and fp16, which such a pool is multiplied as, does not."""
+    case = make_case([3000], 9, heads, kv=torch.float8_e4m3fn)
+    case.q_nope, case.q_pe, case.sm_scale = case.q_nope * size, case.q_pe * size, case.sm_scale / size
+    check(case)
+
+
+@pytest.mark.parametrize("kv_dtype", paths.FP8)
+@pytest.mark.parametrize("heads", [1, 8, 64])
+def test_every_byte_of_an_fp8_pool_means_what_it_does_to_torch(make_case, heads, kv_dtype):
+    """Those of one position each, which all rows see alone, infinities and NaN among them, come out as they are."""
+    case = make_case([0], 1, heads, kv=kv_dtype, nsplit=1)
+    case.k_scale = 1.0
+    codes = torch.arange(512, device="cuda") % 256
+    case.pool.view(torch.uint8)[case.kv_indices.long(), 0, :512] = codes.to(torch.uint8)
+    case.q_nope.zero_()
+    case.q_pe.zero_()
+    expected = codes.to(torch.uint8).view(kv_dtype).float()
+    wild = ~expected.isfinite()
+    case.pool.view(torch.uint8)[case.kv_indices.long(), 0, :512] = torch.where(wild, 0, codes).to(torch.uint8)
+    assert torch.equal(case.run()[0], expected.where(~wild, 0).bfloat16().expand(heads, -1))
+    case.pool.view(torch.uint8)[case.kv_indices.long(), 0, 300] = 0x7F  # NaN in both: of a key, so of all there is
+    assert case.run().isnan().all()
 
 
 @pytest.mark.parametrize("nsplit", [1, 5])
@@ -172,8 +205,9 @@ def test_flipping_one_bit_changes_exactly_its_row(make_case, kind, nsplit):
     ("prefixes", "n", "heads"), [([1024], 9, 8), ([200_000], 9, 8), ([5, 3000, 77, 1], 33, 16), ([300] * 8, 64, 64)]
 )
 @pytest.mark.parametrize("plan_on", [False, True])
-def test_replays_and_eager_give_the_same_bits(make_case, plan_on, prefixes, n, heads):
-    case = make_case(prefixes, n, heads, plan=plan_on)
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, *paths.FP8])
+def test_replays_and_eager_give_the_same_bits(make_case, kv_dtype, plan_on, prefixes, n, heads):
+    case = make_case(prefixes, n, heads, plan=plan_on, kv=kv_dtype)
     eager = case.run().clone()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -210,8 +244,9 @@ def test_a_captured_plan_follows_the_lengths(make_case):
 
 @pytest.mark.parametrize("heads", [8, 64])
 @pytest.mark.parametrize("cut", [plan.Cut(8), plan.Cut(4, 3)])
-def test_neighbours_and_padding_change_no_bit(make_case, cut, heads):
-    n, split = 9, {"nsplit": cut.splits, "taper": cut.taper}
+@pytest.mark.parametrize("kv_dtype", FEW_POOLS)
+def test_neighbours_and_padding_change_no_bit(make_case, kv_dtype, cut, heads):
+    n, split = 9, {"nsplit": cut.splits, "taper": cut.taper, "kv": kv_dtype}
     alone = make_case([777], n, heads, seed=3, **split)
     crowd = make_case([777, 5, 12_000], n, heads, padded=4, extra_tokens=5, seed=4, **split)
     pool = torch.cat([alone.pool, crowd.pool])
@@ -231,7 +266,8 @@ def test_ragged_batches(make_case, prefixes):
 def test_random_choices(seed):
     """Any path the card has, any layout and mask form, planned or not, splits as chosen or not."""
     draw = random.Random(seed)
-    target = draw.choice(paths.testable(torch.device("cuda")))
+    pool = draw.choice(POOLS)
+    target = draw.choice(paths.testable(torch.device("cuda"), pool))
     n, heads = draw.choice([1, 2, 5, 8, 9, 16, 31, 64, 65, 130]), draw.choice([1, 3, 8, 16, 40, 64])
     prefixes = [draw.choice([0, 1, 63, 64, 65, 700, draw.randrange(9_000)]) for _ in range(draw.randint(1, 6))]
     two_source = draw.random() < 0.5
@@ -239,7 +275,7 @@ def test_random_choices(seed):
         prefixes,
         n,
         heads,
-        dtype=draw.choice(DTYPES),
+        **cases.pool_of(pool),
         seed=seed,
         mask_kind=draw.randint(abi.MASK_NONE, abi.MASK_QLEN),
         two_source=two_source,
@@ -254,18 +290,21 @@ def test_random_choices(seed):
     check(case)
 
 
-def test_pool_beyond_two_to_the_31_elements(make_case):
+@pytest.mark.parametrize("kv_dtype", FEW_POOLS)
+def test_pool_beyond_two_to_the_31_elements(make_case, kv_dtype):
     slots = 2**32 // plan.KEY_DIM + 1000  # 8.6 GB in bf16
-    if torch.cuda.mem_get_info()[0] < slots * plan.KEY_DIM * 2 * 1.1:
-        pytest.skip("needs 10 GB of free GPU memory")
-    pool = torch.empty(slots, 1, plan.KEY_DIM, dtype=torch.bfloat16, device="cuda").normal_()
-    case = make_case([3000], 9, 8, pool=pool)
+    if torch.cuda.mem_get_info()[0] < slots * plan.KEY_DIM * 3 * 1.1:
+        pytest.skip("needs 15 GB of free GPU memory")
+    pool = torch.empty(slots, 1, plan.KEY_DIM, dtype=torch.bfloat16, device="cuda").normal_().to(kv_dtype)
+    case = make_case([3000], 9, 8, pool=pool, kv=kv_dtype)
     assert int(case.kv_indices.max()) * plan.KEY_DIM > 2**31
     check(case)
 
 
-def test_strides_are_arguments(make_case):
-    case = make_case([100, 200], 9, 8)
+@pytest.mark.parametrize("kv_dtype", FEW_POOLS)
+def test_strides_are_arguments(make_case, kv_dtype):
+    case = make_case([100, 200], 9, 8, kv=kv_dtype)
+    case.pool = torch.nn.functional.pad(case.pool.float(), (0, 64), value=float("nan")).to(kv_dtype)[..., :576]
     tokens = case.q_nope.shape[0]
     wide_q = torch.randn(tokens, 8, 600, device="cuda").to(torch.bfloat16)
     wide_out = torch.full((tokens, 8, 520), float("nan"), dtype=torch.bfloat16, device="cuda")
@@ -274,7 +313,7 @@ def test_strides_are_arguments(make_case):
     assert wide_out[..., 512:].isnan().all(), "nothing is written outside the rows"
 
 
-@pytest.mark.parametrize("odd", ["q", "out", "kv", "workspace"])
+@pytest.mark.parametrize("odd", ["q", "out", "kv", "fp8", "workspace"])
 def test_misaligned_views_are_refused(make_case, odd):
     case = make_case([100], 3, 2)
     if odd == "q":
@@ -284,6 +323,8 @@ def test_misaligned_views_are_refused(make_case, odd):
         case.workspace = torch.empty(case.workspace.numel() + 1, device="cuda")[1:]
     elif odd == "out":
         case.out = torch.zeros(3, 2, 514, dtype=torch.bfloat16, device="cuda")[..., 2:]
+    elif odd == "fp8":
+        case.pool = torch.zeros(120, 1, 584, device="cuda").to(torch.float8_e4m3fn)[..., :576]
     else:
         case.pool = torch.zeros(120, 1, 580, dtype=torch.bfloat16, device="cuda")[..., :576]
     with pytest.raises(ValueError, match=r"treeverify: .*aligned"):

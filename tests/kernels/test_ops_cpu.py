@@ -100,6 +100,15 @@ def test_prep(kind, seq_dtype):
     assert torch.equal(shown[real:], reference.causal(n).expand(bs - real, n, n))
 
 
+def test_prep_without_drafts_counts_what_there_is():
+    table = torch.randperm(3 * 10).int().view(3, 10)
+    indptr, indices = torch.full((4,), -7, dtype=torch.int32), torch.full((20,), -7, dtype=torch.int32)
+    rows, lens, nothing = torch.tensor([2, 0, 999]), torch.tensor([4, 10]), torch.empty(0, dtype=torch.int64)
+    ops.mla_prep(table, rows, lens, None, abi.MASK_NONE, 2, 3, 0, indptr, indices, nothing)
+    assert indptr.tolist() == [0, 4, 14, 14]
+    assert torch.equal(indices[:14], torch.cat([table[2, :4], table[0]])) and (indices[14:] == -7).all()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -123,11 +123,8 @@ def draw_case(seed: int, rows: int, dtype: torch.dtype) -> cases.Case:
 
 
 def draw_step(prefixes: list[int], n: int, heads: int, dtype: torch.dtype, **how: Any) -> cases.Case:
-    """cases.make_case on the CPU with a pool of `dtype`, in units of a k_scale that is none of its values."""
-    fp8 = dtype in paths.FP8
-    queries = torch.bfloat16 if fp8 else dtype
-    how |= {"dtype": queries, "kv_dtype": dtype, "k_scale": 0.7 if fp8 else 1.0}
-    return cases.make_case(prefixes, n, heads, device="cpu", **how)
+    """cases.make_case on the CPU with a pool of `dtype`."""
+    return cases.make_case(prefixes, n, heads, device="cpu", **cases.pool_of(dtype), **how)
 
 
 def rows_of(instance: str) -> int:

@@ -68,6 +68,7 @@ class Rig:
         self,
         dtype: torch.dtype = torch.bfloat16,
         *,
+        kv_dtype: torch.dtype | None = None,
         device: str = "cpu",
         heads: int = HEADS,
         context: int = CONTEXT,
@@ -96,8 +97,10 @@ class Rig:
             attention_arch=AttentionArch.MLA, swa_v_head_dim=128, get_num_kv_heads=lambda size: heads,
         )  # fmt: skip
         width = context + 4 + self.args.speculative_num_draft_tokens
-        self.pool = MLATokenToKVPool(ROWS * width, 1, dtype, LATENT, ROPE, 1, device, False)
-        self.pool.kv_buffer[0].normal_(generator=torch.Generator(device).manual_seed(seed))
+        self.pool = MLATokenToKVPool(ROWS * width, 1, kv_dtype or dtype, LATENT, ROPE, 1, device, False)
+        keys = torch.empty(self.pool.kv_buffer[0].shape, dtype=dtype, device=device)
+        keys.normal_(generator=torch.Generator(device).manual_seed(seed))
+        self.pool.get_key_buffer(0).copy_(keys)
         self.requests = ReqToTokenPool(ROWS, width, device, False)
         self.layer = RadixAttention(heads, LATENT + ROPE, config.scaling, 1, layer_id=0, v_head_dim=LATENT)
         self.runner = SimpleNamespace(
@@ -108,6 +111,10 @@ class Rig:
             kimi_linear_config=None, linear_attn_model_spec=None,
             spec_algorithm=SpeculativeAlgorithm.from_string(self.args.speculative_algorithm),
         )  # fmt: skip
+
+    def stored(self, k: torch.Tensor) -> torch.Tensor:
+        """What the pool keeps of keys of the model's dtype: in the pool's, divided by the layer's k_scale."""
+        return (k if self.layer.k_scale is None else k / self.layer.k_scale).to(self.pool.dtype)
 
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.dtype).to(self.device)
@@ -237,11 +244,11 @@ class Step:
 
     def found(self, out: torch.Tensor) -> dict[str, Any]:
         """What a test asks of an attention's output: its error with the tree and with a chain, and the KV it wrote."""
-        saved = self.rig.pool.kv_buffer[0][self.out_cache_loc, 0]
+        saved = self.rig.pool.get_key_buffer(0)[self.out_cache_loc, 0]
         return {
             "tree": worst_row(out, self.expected()),
             "causal": worst_row(out, self.expected(causal(self.bs, self.n))),
-            "kv": bool(torch.equal(saved, torch.cat([self.k, self.k_rope], -1)[:, 0])),
+            "kv": bool(torch.equal(saved, self.rig.stored(torch.cat([self.k, self.k_rope], -1)[:, 0]))),
             "shape": list(out.shape),
         }
 
@@ -251,13 +258,14 @@ class Step:
         Draft keys are the step's own k, whatever the pool holds in their slots.
         """
         visible = self.visible if visible is None else visible
-        pool = self.rig.pool.kv_buffer[0][:, 0]
-        drafts = torch.cat([self.k, self.k_rope], -1)[:, 0].double().view(self.bs, self.n, LATENT + ROPE)
+        pool, scale = self.rig.pool.get_key_buffer(0)[:, 0], self.rig.layer.k_scale_float or 1.0
+        drafts = self.rig.stored(torch.cat([self.k, self.k_rope], -1)[:, 0])
+        drafts = scale * drafts.double().view(self.bs, self.n, LATENT + ROPE)
         q = torch.cat([self.q_nope, self.q_rope], -1).double().view(self.bs, self.n, self.rig.heads, LATENT + ROPE)
         out = []
         for b, prefix in enumerate(self.prefixes):
             before = self.rig.requests.req_to_token[self.req_pool_indices[b], :prefix].long()
-            mine = torch.cat([pool[before].double(), drafts[b]])
+            mine = torch.cat([scale * pool[before].double(), drafts[b]])
             allowed = torch.cat([visible.new_ones(self.n, prefix), visible[b]], 1)
             score = torch.einsum("qhd,kd->hqk", q[b], mine) * self.rig.layer.scaling
             if self.rig.layer.logit_cap:

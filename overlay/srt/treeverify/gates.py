@@ -96,7 +96,7 @@ def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -
     found = obstacle(model_runner, backend_name, device, trees)
     if found is None:
         ranks.check_installation()
-        _log_once(logging.INFO, _serving_note(backend_name, device))
+        _log_once(logging.INFO, _serving_note(backend_name, device, model_runner.kv_cache_dtype))
         if switched_on(DROP_MASK):
             _log_once(logging.ERROR, f"treeverify: {DROP_MASK} is set: tree masks are DROPPED, outputs are WRONG.")
         return True
@@ -127,8 +127,7 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
             return found
     elif backend_name != "flashinfer":
         return Obstacle("it verifies causally", "Pass --attention-backend flashinfer (or triton)")
-    args, config = model_runner.server_args, model_runner.model_config
-    shape = (config.kv_lora_rank, config.qk_rope_head_dim)
+    args = model_runner.server_args
     width = args.speculative_num_draft_tokens
     if args.enable_two_batch_overlap or args.enable_pdmux:
         flag = "--enable-two-batch-overlap" if args.enable_two_batch_overlap else "--enable-pdmux"
@@ -138,25 +137,49 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
             f"page size {args.page_size}: accepting a path moves KV inside pages, which this release's MLA pool cannot",
             "Pass --page-size 1",
         )
-    if shape != (LATENT, ROPE):
-        return Obstacle(f"the kernels are built for latent {LATENT} and rope {ROPE}, the model has {shape}", _TRITON)
     if width is not None and width > MAX_Q:
         return Obstacle(
             f"{width} draft tokens are more than {MAX_Q}", f"Lower --speculative-num-draft-tokens to {MAX_Q}"
         )
+    return _reading_obstacle(model_runner, device)
+
+
+def _reading_obstacle(model_runner: ModelRunner, device: torch.device) -> Obstacle | None:
+    """What keeps the kernels from reading this runner's pool, whatever for."""
+    config, dtype, kv_dtype = model_runner.model_config, model_runner.dtype, model_runner.kv_cache_dtype
+    shape = (config.kv_lora_rank, config.qk_rope_head_dim)
+    if shape != (LATENT, ROPE):
+        return Obstacle(f"the kernels are built for latent {LATENT} and rope {ROPE}, the model has {shape}", _TRITON)
     heads = config.num_attention_heads // _attention_ranks()
     if not 1 <= heads <= MAX_HEADS:
         return Obstacle(f"{heads} query heads a GPU are not within 1 .. {MAX_HEADS}", "Change --tp-size")
-    if (
-        model_runner.kv_cache_dtype not in (torch.bfloat16, torch.float16)
-        or model_runner.kv_cache_dtype != model_runner.dtype
-    ):
+    if dtype not in (torch.bfloat16, torch.float16) or not paths.reads(dtype, kv_dtype):
         return Obstacle(
-            f"the KV pool is {model_runner.kv_cache_dtype} and the model {model_runner.dtype}, the kernels read "
-            "bfloat16 or float16, the same for both",
+            f"the KV pool is {kv_dtype} and the model {dtype}; the kernels read bfloat16 or float16, the same for "
+            "both, or float8_e4m3fn or float8_e5m2 under a bfloat16 model",
             "Pass --kv-cache-dtype auto with --dtype bfloat16",
         )
-    return _kernel_obstacle(device, model_runner.dtype)
+    return _kernel_obstacle(device, dtype, kv_dtype)
+
+
+def reads_fp8(model_runner: ModelRunner, device: torch.device) -> bool:
+    """Whether treeverify reads this runner's fp8 pool where SGLang's FlashInfer MLA backend would cast all of it."""
+    if model_runner.kv_cache_dtype not in paths.FP8 or switched_on(DISABLE):
+        return False
+    found = _reading_obstacle(model_runner, device)
+    if found is None and model_runner.server_args.enable_deterministic_inference:
+        found = Obstacle("--enable-deterministic-inference: a request's splits follow its batch's size here", "")
+    if found is None:
+        ranks.check_installation()
+        _log_once(logging.INFO, f"treeverify: decode and cached prefixes read the {_kv(model_runner)} pool as it is.")
+        return True
+    whole = f"SGLang casts the whole {_kv(model_runner)} pool in every layer"
+    _log_once(logging.INFO, f"treeverify: {whole}, for decode and cached prefixes: {found.why}.")
+    return False
+
+
+def _kv(model_runner: ModelRunner) -> str:
+    return str(model_runner.kv_cache_dtype).removeprefix("torch.")
 
 
 _TRITON = "Pass --attention-backend triton"
@@ -191,26 +214,26 @@ def _attention_ranks() -> int:
     return int(get_attention_tp_size())
 
 
-def _kernel_obstacle(device: torch.device, dtype: torch.dtype) -> Obstacle | None:
+def _kernel_obstacle(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Obstacle | None:
     """What keeps the kernels from running on this device, found by running them."""
     try:
         path = paths.chosen()
     except ValueError as e:
         return Obstacle(str(e), f"Unset {paths.CHOICE}")
-    return _failure(device, dtype, path) if device.type == "cuda" else None
+    return _failure(device, dtype, kv_dtype, path) if device.type == "cuda" else None
 
 
 @functools.cache
-def _failure(device: torch.device, dtype: torch.dtype, path: int) -> Obstacle | None:
+def _failure(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, path: int) -> Obstacle | None:
     try:
-        smoke(device, dtype, path)
+        smoke(device, dtype, kv_dtype, path)
     except (RuntimeError, OSError) as e:
         unset = f"Unset {paths.CHOICE}, or run" if path != abi.PATH_AUTO else "Run"
         return Obstacle(f"the kernels do not run here: {e}", f"{unset} `apply.py apply --sglang {_package()}` here")
     return None
 
 
-def smoke(device: torch.device, dtype: torch.dtype, path: int = abi.PATH_AUTO) -> None:
+def smoke(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, path: int = abi.PATH_AUTO) -> None:
     """One request, one token, one head through mla_prep and mla_verify.
 
     Raises:
@@ -223,14 +246,15 @@ def smoke(device: torch.device, dtype: torch.dtype, path: int = abi.PATH_AUTO) -
     q = torch.zeros(1, 1, LATENT + ROPE, dtype=dtype, device=device)
     out = torch.empty(1, 1, LATENT, dtype=dtype, device=device)
     ops.mla_verify(
-        q[..., :LATENT], q[..., LATENT:], q, kv_indptr, kv_indices, torch.arange(2, dtype=torch.int32, device=device),
-        None, mask, None, abi.MASK_PACKED, 1, 1, 1, 1.0, 0.0, out, torch.empty(0, dtype=torch.float32, device=device),
-        path=path,
+        q[..., :LATENT], q[..., LATENT:], q.to(kv_dtype), kv_indptr, kv_indices,
+        torch.arange(2, dtype=torch.int32, device=device), None, mask, None, abi.MASK_PACKED, 1, 1, 1, 1.0, 0.0, out,
+        torch.empty(0, dtype=torch.float32, device=device), path=path,
     )  # fmt: skip
 
 
-def _serving_note(backend_name: str, device: torch.device) -> str:
-    kernels = f"{paths.target(device, paths.chosen()).name} kernels" if device.type == "cuda" else "reference"
+def _serving_note(backend_name: str, device: torch.device, kv_dtype: torch.dtype) -> str:
+    target = paths.target(device, paths.chosen(), kv_dtype)
+    kernels = f"{target.name} kernels" if device.type == "cuda" else "reference"
     return f"treeverify: TARGET_VERIFY of {backend_name} (MLA) runs on treeverify's {kernels}."
 
 

@@ -28,12 +28,13 @@ from .attention import abi, cases, ops, paths, reference
 from .attention.plan import KEY_DIM, mask_words
 from .ddtree import selftest as trees
 
-TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
-"""Worst row's relative L2 error."""
+TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float8_e4m3fn: 5e-3, torch.float8_e5m2: 5e-3}
+"""Worst row's relative L2 error, by what the KV pool holds; of fp8 against a reference on the same fp8."""
 
 BUCKETS = ["1,8,9", "1,16,64", "2,8,65", "4,128,5", "8,64,9", "3,1,33", "1,8,1"]
 PREFIXES = [700, 0, 1, 63, 4097, 128, 2000, 31]
 TIMED = [(1, 8, 9, 1024), (1, 8, 9, 32768), (1, 8, 9, 200000), (1, 64, 64, 32768), (8, 8, 9, 32768)]
+BENCHED = (torch.bfloat16, torch.float8_e4m3fn)
 SEED = 0
 
 
@@ -68,7 +69,7 @@ VARIANTS = [
 def check(bucket: Bucket, variant: Variant, dtype: torch.dtype, target: paths.Target) -> dict[str, Any]:
     """One row: errors against the reference, bits against the graph, and that the mask matters."""
     prefixes = [PREFIXES[i % len(PREFIXES)] for i in range(bucket.bs)]
-    how = {"dtype": dtype, "path": target.path, "seed": SEED, **variant.arguments}
+    how = {**cases.pool_of(dtype), "path": target.path, "seed": SEED, **variant.arguments}
     case = cases.make_case(prefixes, bucket.n, bucket.heads, **how)
     expected = case.expected()
     eager = case.run().clone()
@@ -84,7 +85,7 @@ def check(bucket: Bucket, variant: Variant, dtype: torch.dtype, target: paths.Ta
     masked = variant.arguments.get("mask_kind") != abi.MASK_NONE and bucket.n > 2
     ok = error <= TOLERANCE[dtype] and same_bits and (not masked or chain > 10 * TOLERANCE[dtype])
     return {
-        **bucket._asdict(), "path": target.name, "dtype": str(dtype).removeprefix("torch."), "variant": variant.name,
+        **bucket._asdict(), "path": target.name, "dtype": _name(dtype), "variant": variant.name,
         "nsplit": case.nsplit, "taper": case.taper, "planned_splits": case.splits,
         "error": error, "error_if_causal": chain if masked else None, "replay_same_bits": same_bits, "ok": ok,
     }  # fmt: skip
@@ -116,16 +117,20 @@ def check_prep(bucket: Bucket) -> dict[str, Any]:
     return {**bucket._asdict(), "variant": "prep", "ok": ok}
 
 
-def timed(bs: int, heads: int, n: int, kv: int, target: paths.Target) -> dict[str, Any]:
+def timed(bs: int, heads: int, n: int, kv: int, target: paths.Target, dtype: torch.dtype) -> dict[str, Any]:
     """One row: median microseconds of a replay with a cold L2, and the KV bytes per second that means."""
-    row = {"bs": bs, "heads": heads, "n": n, "kv": kv, "path": target.name}
-    need = bs * (kv + n) * KEY_DIM * 2
+    row = {"bs": bs, "heads": heads, "n": n, "kv": kv, "path": target.name, "dtype": _name(dtype)}
+    need = bs * (kv + n) * KEY_DIM * dtype.itemsize
     free, _ = torch.cuda.mem_get_info()
-    if need * 3 > free:
+    if bs * (kv + n) * KEY_DIM * 6 > free:  # drawn as float32
         return {**row, "us": None, "skipped": "not enough free memory"}
-    case = cases.make_case([kv] * bs, n, heads, path=target.path, seed=SEED)
+    case = cases.make_case([kv] * bs, n, heads, path=target.path, seed=SEED, **cases.pool_of(dtype))
     us = _median_us(case.run)
     return {**row, "nsplit": case.nsplit, "us": us, "kv_gbs": need / us / 1e3}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _median_us(run: Callable[[], object], repeats: int = 20) -> float:
@@ -146,12 +151,19 @@ def _median_us(run: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(times)
 
 
+def served(targets: list[paths.Target]) -> list[tuple[paths.Target, list[torch.dtype]]]:
+    """The pools that each path reads here."""
+    device = torch.device("cuda")
+    reading = {dtype: {t.path for t in paths.testable(device, dtype)} for dtype in TOLERANCE}
+    return [(target, [dtype for dtype in TOLERANCE if target.path in reading[dtype]]) for target in targets]
+
+
 def rows(buckets: list[Bucket], targets: list[paths.Target]) -> Iterator[dict[str, Any]]:
     """Every check of every bucket, then those of draft trees."""
     for bucket in buckets:
         yield check_prep(bucket)
-        for target in targets:
-            for dtype in TOLERANCE:
+        for target, dtypes in served(targets):
+            for dtype in dtypes:
                 for variant in VARIANTS:
                     yield check(bucket, variant, dtype, target)
     yield from trees.rows(SEED)
@@ -202,17 +214,20 @@ def main(argv: list[str] | None = None) -> int:
     targets = paths.testable(torch.device("cuda"))
     if not args.json:
         print(f"{torch.cuda.get_device_name()} takes the {targets[0].name} path", flush=True)
+    last = {target.name: _name(dtypes[-1]) for target, dtypes in served(targets)}
     done = []
     for row in rows(buckets, targets):
         done.append(row)
         if not args.json and not row["ok"]:
             print(f"WRONG {row}", flush=True)
-        if not args.json and row["variant"] == VARIANTS[-1].name and row.get("dtype") == "float16":
+        ends = row["variant"] == VARIANTS[-1].name and row.get("dtype") == last.get(row.get("path", ""))
+        if not args.json and ends:
             mine = [r for r in done if all(r.get(k) == row[k] for k in ("bs", "heads", "n", "path"))]
             worst = max(r["error"] for r in mine)
             shape = f"bs {row['bs']:3} heads {row['heads']:3} n {row['n']:3}"
             print(f"{shape} {row['path']:8}: {len(mine)} checks, worst {worst:.1e}", flush=True)
-    bench = [] if args.no_bench else [timed(*shape, target) for shape in TIMED for target in targets]
+    timing = [(target, dtype) for target, dtypes in served(targets) for dtype in dtypes if dtype in BENCHED]
+    bench = [] if args.no_bench else [timed(*shape, *one) for shape in TIMED for one in timing]
     wrong = [row for row in done if not row["ok"]]
     if args.json:
         report = {**environment(), "path": targets[0].name, "ok": not wrong, "rows": done, "bench": bench}
@@ -222,7 +237,8 @@ def main(argv: list[str] | None = None) -> int:
             time = (
                 "skipped: not enough memory" if row["us"] is None else f"{row['us']:9.1f} us {row['kv_gbs']:7.0f} GB/s"
             )
-            print(f"bs {row['bs']:2} heads {row['heads']:3} n {row['n']:3} kv {row['kv']:7} {row['path']:8}: {time}")
+            shape = f"bs {row['bs']:2} heads {row['heads']:3} n {row['n']:3} kv {row['kv']:7}"
+            print(f"{shape} {row['path']:8} {row['dtype']:13}: {time}")
         print(f"{len(done) - len(wrong)} of {len(done)} checks agree with the reference")
     return 1 if wrong else 0
 

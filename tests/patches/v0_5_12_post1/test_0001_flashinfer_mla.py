@@ -212,7 +212,7 @@ def gate(**case: Any) -> str:
 
     kv, path = case.pop("kv", None), case.pop("path", "auto")
     skip_prefill, draft = case.pop("skip_prefill", False), case.pop("draft", False)
-    rig = Rig(is_draft_worker=draft, **case)
+    rig = Rig(getattr(torch, case.pop("dtype", "bfloat16")), is_draft_worker=draft, **case)
     if kv:
         rig.runner.kv_cache_dtype = getattr(torch, kv)
     os.environ["TREEVERIFY_PATH"] = path
@@ -240,7 +240,9 @@ CHAIN: dict[str, Any] = {"speculative_algorithm": "EAGLE", "speculative_eagle_to
         ({"skip_prefill": True}, "stock"),
         ({"decode_attention_backend": "flashmla", "speculative_attention_mode": "decode"}, "stock"),
         ({"prefill_attention_backend": "triton", "speculative_attention_mode": "decode"}, "served"),
-        ({**CHAIN, "kv": "float8_e4m3fn"}, "stock"),
+        ({**CHAIN, "kv": "float8_e4m3fn"}, "served"),
+        ({"kv": "float8_e5m2"}, "served"),
+        ({**CHAIN, "kv": "float32"}, "stock"),
         ({**CHAIN, "enable_two_batch_overlap": True}, "stock"),
         ({**CHAIN, "enable_pdmux": True}, "stock"),
         ({**CHAIN, "page_size": 64}, "served"),
@@ -256,12 +258,13 @@ def test_gate(patched: Worker, case: dict[str, Any], outcome: str) -> None:
 @pytest.mark.parametrize(
     "case, words",
     [
-        ({"kv": "float8_e4m3fn"}, ["float8_e4m3fn", "--kv-cache-dtype"]),
+        ({"kv": "float32"}, ["float32", "--kv-cache-dtype"]),
+        ({"kv": "float8_e4m3fn", "dtype": "float16"}, ["float8_e4m3fn", "float16", "under a bfloat16 model"]),
         ({"enable_two_batch_overlap": True}, ["--enable-two-batch-overlap"]),
         ({"enable_pdmux": True}, ["--enable-pdmux"]),
         ({"page_size": 64}, ["page size 64", "--page-size 1"]),
         ({"speculative_num_draft_tokens": 257}, ["257", "256", "--speculative-num-draft-tokens"]),
-        ({"speculative_algorithm": "NGRAM", "kv": "float8_e5m2"}, ["NGRAM", "float8_e5m2"]),
+        ({"speculative_algorithm": "NGRAM", "kv": "float16"}, ["NGRAM", "float16"]),
         ({"heads": 129}, ["129 query heads", "1 .. 128", "--tp-size"]),
         ({"path": "fast"}, ["TREEVERIFY_PATH=fast", "portable", "hopper"]),
     ],

@@ -59,7 +59,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class VerifyMetadata:
-    """Everything the layers of one verify step read. A backend's `forward_metadata` while it serves TARGET_VERIFY."""
+    """Everything the layers of one step read. A backend's `forward_metadata` while treeverify serves its attention."""
 
     bs: int
     n: int
@@ -71,8 +71,8 @@ class VerifyMetadata:
     """int32 [>= bs + 1]: prefix and draft of each request, nothing for padded ones."""
     kv_indices: torch.Tensor
     """int32 or int64, flat: slots of the KV pool."""
-    mask: torch.Tensor
-    """int64 [>= bs * n * ceil(n / 64)], flat: bit j of row i = node i sees node j."""
+    mask: torch.Tensor | None
+    """int64 [>= bs * n * ceil(n / 64)], flat: bit j of row i = node i sees node j. None: causal."""
     workspace: torch.Tensor
     """fp32, flat."""
     path: int = abi.PATH_AUTO
@@ -82,7 +82,8 @@ class VerifyMetadata:
     split_indptr: torch.Tensor | None = None
     """int32 [>= plan_size(bs)]: the plan."""
     prefill_wrapper: None = None
-    """SGLang's forward_extend reads this name before it saves the KV; there is no FlashInfer wrapper here."""
+    decode_wrapper: None = None
+    """SGLang's forward_extend and forward_decode read these names first; there is no FlashInfer wrapper here."""
 
     def share_splits(self) -> None:
         """Launches mla_plan for the lengths in kv_indptr, where this bucket is planned."""
@@ -98,7 +99,7 @@ class VerifyMetadata:
         out: torch.Tensor | None = None,
         k_scale: float = 1.0,
     ) -> torch.Tensor:
-        """Verify attention of one layer, whose draft KV is in the pool already.
+        """Attention of one layer, whose new KV is in the pool already.
 
         Args:
             q: [T, H, 512] with q_rope, else [T, H * 576] or [T, H, 576]; bf16 or fp16.
@@ -124,7 +125,7 @@ class VerifyMetadata:
             None,
             self.mask,
             None,
-            abi.MASK_PACKED,
+            abi.MASK_NONE if self.mask is None else abi.MASK_PACKED,
             self.bs,
             self.n,
             self.cut.splits,
@@ -189,11 +190,11 @@ class EagerBuffers:
                 f"treeverify: a verify batch of {bs} requests holds {kv} KV slots, more than {KV_LIMIT - 1}, what the "
                 "int32 kv_indptr counts; lower --max-running-requests or --context-length"
             )
-        self.kv_indptr = _grown(self.kv_indptr, bs + 1)
-        self.split_indptr = _grown(self.split_indptr, plan_size(bs))
-        self.kv_indices = _grown(self.kv_indices, kv)
-        self.mask = _grown(self.mask, bs * n * mask_words(n))
-        self.workspace = _grown(self.workspace, self.geometry.workspace(bs, n))
+        self.kv_indptr = grown(self.kv_indptr, bs + 1)
+        self.split_indptr = grown(self.split_indptr, plan_size(bs))
+        self.kv_indices = grown(self.kv_indices, kv)
+        self.mask = grown(self.mask, bs * n * mask_words(n))
+        self.workspace = grown(self.workspace, self.geometry.workspace(bs, n))
         if n not in self._qo_indptr or self._qo_indptr[n].numel() <= bs:
             self._qo_indptr[n] = _steps(bs, n, self.geometry.device)
         return _metadata(self.geometry, bs, n, self, self._qo_indptr[n])
@@ -223,6 +224,6 @@ def _steps(bs: int, n: int, device: torch.device) -> torch.Tensor:
     return torch.arange(0, bs * n + 1, n, dtype=torch.int32, device=device)
 
 
-def _grown(buffer: torch.Tensor, numel: int) -> torch.Tensor:
+def grown(buffer: torch.Tensor, numel: int) -> torch.Tensor:
     """`buffer` where it holds `numel` elements, else a new one with half as much again."""
     return buffer if buffer.numel() >= numel else buffer.new_empty(numel + numel // 2)

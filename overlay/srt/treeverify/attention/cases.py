@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -203,6 +204,13 @@ def make_case(
         splits=target.planned_splits(bs, n, heads) if plan else 0,
         k_scale=k_scale,
     )
+
+
+def pool_of(kv_dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of make_case for a pool of `kv_dtype`: the queries' dtype, and a k_scale that no pool element is."""
+    if kv_dtype in paths.FP8:
+        return {"dtype": torch.bfloat16, "kv_dtype": kv_dtype, "k_scale": 0.7}
+    return {"dtype": kv_dtype}
 
 
 def _draft_slots(per_request: Sequence[torch.Tensor], n: int, tokens: int) -> torch.Tensor:

@@ -45,7 +45,7 @@ class PrepArgs(NamedTuple):
     mask_kind: int  # abi.MASK_*; MASK_NONE is causal
     raw_bs: int  # real requests; raw_bs .. bs are padding and get length 0
     bs: int
-    n: int  # draft tokens a request
+    n: int  # draft tokens a request; 0 where seq_lens counts all there is: no mask then
     kv_indptr: torch.Tensor  # out: int32 [>= bs + 1]
     kv_indices: torch.Tensor  # out: int32 or int64, prefix and draft slots
     packed_mask: torch.Tensor  # out: 64-bit words [bs, n, ceil(n / 64)]
@@ -109,8 +109,8 @@ _lib.define("mla_plan(Tensor kv_indptr, int bs, int splits, Tensor(a!) split_ind
 def _prep_problems(a: PrepArgs) -> Iterator[str]:
     if not 0 <= a.raw_bs <= a.bs:
         yield f"raw_bs {a.raw_bs} is not within the batch size {a.bs}"
-    if not 1 <= a.n <= MAX_Q:
-        yield f"draft width {a.n} is not within 1 .. {MAX_Q}"
+    if not 0 <= a.n <= MAX_Q:
+        yield f"draft width {a.n} is not within 0 .. {MAX_Q}"
     yield from not_typed(torch.int32, req_to_token=a.req_to_token, kv_indptr=a.kv_indptr)
     yield from not_typed(torch.int64, req_pool_indices=a.req_pool_indices)
     yield from not_index(seq_lens=a.seq_lens, kv_indices=a.kv_indices)
@@ -177,6 +177,10 @@ def _prep_cpu(*args: Any) -> None:
         length = min(int(a.seq_lens[b]) + a.n, a.req_to_token.shape[1]) if real else 0
         if real:
             a.kv_indices[at : at + length] = a.req_to_token[a.req_pool_indices[b], :length]
+        at += length
+        a.kv_indptr[b + 1] = at
+        if a.n == 0:
+            continue
         start, kind = torch.tensor([mask_at]), a.mask_kind if real else abi.MASK_NONE
         if kind == abi.MASK_PACKED and a.custom_mask is not None:
             packed[b] = a.custom_mask.view(torch.int64).view(-1)[b * a.n * words :][: a.n * words].view(a.n, words)
@@ -184,8 +188,6 @@ def _prep_cpu(*args: Any) -> None:
             visible = reference.request_mask(0, a.n, length - a.n, kind, a.custom_mask, start, a.n)
             packed[b] = reference.pack_mask(visible)
         mask_at += a.n * (length if kind == abi.MASK_FULL else a.n)
-        at += length
-        a.kv_indptr[b + 1] = at
 
 
 def _plan_problems(a: PlanArgs) -> Iterator[str]:

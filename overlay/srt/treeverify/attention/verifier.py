@@ -33,6 +33,23 @@ class _Step(NamedTuple):
     raw_bs: int
 
 
+def geometry_of(model_runner: ModelRunner, plan: bool = False, index: torch.dtype = torch.int32) -> Geometry:
+    """What the kernels are launched by on this runner's device and pool. Arguments as Geometry."""
+    from sglang.srt.layers.dp_attention import get_attention_tp_size
+
+    req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
+    device, path = req_to_token.device, paths.chosen()
+    return Geometry(
+        device=device,
+        heads=model_runner.model_config.num_attention_heads // get_attention_tp_size(),
+        row_width=req_to_token.shape[1],
+        target=paths.target(device, path, model_runner.kv_cache_dtype),
+        path=path,
+        plan=plan,
+        index=index,
+    )
+
+
 class Verifier:
     """Prepares the verify steps of one backend, eager and captured."""
 
@@ -43,22 +60,11 @@ class Verifier:
             fill: prefix length that the graph runner gives padded rows.
             index: dtype of the backend's own kv_indices.
         """
-        from sglang.srt.layers.dp_attention import get_attention_tp_size
-
         self._req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self._fill = fill
         self._trees = gates.drafts_trees(model_runner.server_args)
         self._drop_mask = gates.switched_on(gates.DROP_MASK)
-        device, path = self._req_to_token.device, paths.chosen()
-        self._geometry = Geometry(
-            device=device,
-            heads=model_runner.model_config.num_attention_heads // get_attention_tp_size(),
-            row_width=self._req_to_token.shape[1],
-            target=paths.target(device, path),
-            path=path,
-            plan=gates.plans(model_runner.server_args),
-            index=index,
-        )
+        self._geometry = geometry_of(model_runner, gates.plans(model_runner.server_args), index)
         self._eager = EagerBuffers(self._geometry)
         self._graph: dict[int, GraphBuffers] = {}
         self._captured: dict[tuple[int, int], VerifyMetadata] = {}
