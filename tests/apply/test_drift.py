@@ -114,7 +114,8 @@ def test_a_conflict_names_hunk_line_and_both_sides(patches: PatchSet, stock: dic
     other = CONTEXT.replace(b"verify", b"something else")
     tree = {**stock, MLA: b"# one\n# two\n" + stock[MLA].replace(CONTEXT, other)}
     fit = fit_patches(patches, tree.get, stock.get)
-    assert states(fit) == {"0001": CONFLICT, "0002": CLEAN, "0003": CLEAN, "0004": CLEAN, "0005": CLEAN, "0006": CLEAN}
+    clean = dict.fromkeys(("0002", "0003", "0004", "0005", "0006"), CLEAN)
+    assert states(fit) == {"0001": CONFLICT, **clean, "0007": MERGES}
     (file,) = fit.patches[0].files
     assert [hunk.number for hunk in file.hunks if hunk.state == CONFLICT] == [2]
     hunk = file.hunks[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TARGET_VERIFY of SGLang's FlashInferMLAAttnBackend: what its patch calls.
+"""TARGET_VERIFY of SGLang's FlashInferMLAAttnBackend, and its fp8 pool: what its patches call.
 
 FlashInfer's plan() and the input's generate_attn_arg_prefill are never called where treeverify serves.
 """
@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import gates
+from .fp8_pool import attach as attach_fp8
+from .fp8_pool import keys, places
 from .verifier import Verifier
+
+__all__ = ["attach", "attach_fp8", "keys", "places"]
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.flashinfer_mla_backend import FlashInferMLAAttnBackend

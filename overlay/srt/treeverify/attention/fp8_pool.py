@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fp8 KV under SGLang's FlashInferMLAAttnBackend, outside of TARGET_VERIFY: what its patch calls.
+"""fp8 KV under SGLang's FlashInferMLAAttnBackend, outside of TARGET_VERIFY.
 
 FlashInfer's MLA kernels read no fp8, so stock code casts the whole pool to the queries' dtype, in every layer of every
 pass. Here a decode step is a verify step of one token, whose kernel reads the pool as it is. A prefill behind a cached
@@ -28,7 +28,7 @@ _mla_prep = torch.ops.treeverify.mla_prep.default
 
 
 def attach(backend: FlashInferMLAAttnBackend, model_runner: ModelRunner, skip_prefill: bool) -> Fp8Pool | None:
-    """The reader of a backend that was just constructed; None where stock code keeps the pool."""
+    """The reader of a backend that has its buffers; None where stock code keeps the pool."""
     from sglang.srt.layers.attention.flashinfer_mla_backend import FlashInferMLAAttnBackend
 
     if skip_prefill or type(backend) is not FlashInferMLAAttnBackend:
