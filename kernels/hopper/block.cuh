@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "hopper/fp8_loader.cuh"
 #include "hopper/loader.cuh"
 #include "hopper/ptx.cuh"
 #include "hopper/shape.cuh"
@@ -34,6 +35,7 @@ __device__ __noinline__ void zero_rows(const TvVerifyParams& p, int first_row, i
 template <typename T, typename Math>
 __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   using S = typename Math::S;
+  using Loads = Loading<T, typename Math::Key, S>;
   constexpr int kRows = S::kQueryRows;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int row0 = blockIdx.x * kRows;
@@ -56,7 +58,7 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   // The first loads are under way before anything else is set up.
   const uint32_t smem = smem_address(shared);
   const int role = uniform(threadIdx.x / kWarpgroup);
-  Rows first = {};
+  typename Loads::First first = {};
   if (role == 0) {
     first.fetch(p, req, range.begin, range.end);
   } else {
@@ -70,8 +72,8 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   }
   __syncthreads();
   if (role == 0) {
-    keep_registers<kLoaderRegisters>();
-    load<T, S>(p, req, range, first, smem);
+    keep_registers<Loads::kRegisters>();
+    Loads::run(p, req, range, first, smem);
   } else {
     take_registers<kMathRegisters>();
     barrier_arrive_after_copies(smem + S::kQueryFull);

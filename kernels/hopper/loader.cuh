@@ -10,9 +10,6 @@
 
 namespace tv::hopper {
 
-// Byte offset of 16-byte chunk c of row r within a panel.
-__device__ __forceinline__ uint32_t panel_offset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
-
 // Q, by the two warpgroups that have nothing else to do yet.
 template <typename T, typename S>
 __device__ __forceinline__ void load_queries(const TvVerifyParams& p, const Request& req, int row0, uint32_t smem) {
@@ -33,17 +30,18 @@ __device__ __forceinline__ void load_queries(const TvVerifyParams& p, const Requ
   }
 }
 
-// The four rows of a tile that a thread takes part in: 16 apart.
-struct Rows {
-  static constexpr int kCount = kTile * 8 / kWarpgroup;
-  static constexpr int kApart = kWarpgroup / 8;
+// The rows of a tile that a thread takes part in, where kLanes share a row.
+template <int kLanes>
+struct RowsOf {
+  static constexpr int kCount = kTile * kLanes / kWarpgroup;
+  static constexpr int kApart = kWarpgroup / kLanes;
   static_assert(kApart % 8 == 0, "so that they share their swizzle");
   int slot[kCount];
 
   __device__ __forceinline__ void fetch(const TvVerifyParams& p, const Request& req, int tile, int end) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const int pos = tile + i * kApart + int(threadIdx.x / 8);
+      const int pos = tile + i * kApart + int(threadIdx.x / kLanes);
       slot[i] = 0;
       if (pos < end) {
         const bool draft = p.out_cache_loc != nullptr && pos >= req.len.prefix;
@@ -53,6 +51,7 @@ struct Rows {
     }
   }
 };
+using Rows = RowsOf<8>;  // elements of two bytes: 128 bytes of a row make a panel's
 
 template <typename T>
 __device__ __forceinline__ void load_panel(const T* const (&src)[Rows::kCount], int left, uint32_t dst, int panel) {

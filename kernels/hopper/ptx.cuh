@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "basic_ptx.cuh"
+#include "hopper/shape.cuh"
 
 namespace tv::hopper {
 
@@ -48,6 +49,37 @@ __device__ __forceinline__ bool barrier_done(uint32_t bar, int parity) {
       : "r"(bar), "r"(parity)
       : "memory");
   return done != 0;
+}
+
+// Copies since the last group become one; waits until all but the youngest kPending groups of this thread have landed.
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_shared16(uint32_t src) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(src)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared16(uint32_t dst, const uint4& v) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+// Four fp8 to two pairs of fp16: exact, NaN and infinity included.
+__device__ __forceinline__ void halves_of(E4M3, uint32_t four, uint32_t& low, uint32_t& high) {
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
+}
+__device__ __forceinline__ void halves_of(E5M2, uint32_t four, uint32_t& low, uint32_t& high) {
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e5m2x2 %0, a;\ncvt.rn.f16x2.e5m2x2 %1, b;\n}"
+      : "=r"(low), "=r"(high)
+      : "r"(four));
 }
 
 // Between ordinary writes to shared memory (this thread's, or ones a barrier has shown it) and wgmma reading them.

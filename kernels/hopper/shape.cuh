@@ -2,6 +2,8 @@
 // Threads, shared memory and barriers of the Hopper path.
 #pragma once
 
+#include <type_traits>
+
 #include "index.h"
 
 namespace tv::hopper {
@@ -19,7 +21,25 @@ constexpr int kRopePanel = kPanels - 1;
 constexpr int kThird = kPanels / 3;       // panels that land together
 constexpr int kHalf = (kPanels - 1) / 2;  // panels of V a warpgroup multiplies, and gives back together
 constexpr int kLoaderRegisters = 40, kMathRegisters = 232;
+static_assert(kLoaderRegisters + 2 * kMathRegisters <= 3 * (65536 / kThreads / 8 * 8),
+              "what a block has from the start");
 constexpr float kLazyRescale = 8;  // log2 units a maximum may grow before sums are scaled: P stays below 2^8
+
+// Byte offset of 16-byte chunk c of row r within a panel.
+TV_HD uint32_t panel_offset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
+
+// Elements of a pool that are not of the queries' type.
+struct E4M3 {};
+struct E5M2 {};
+struct Fp8 {};  // one of the two: the loader asks
+
+// What thread i of the loading warpgroup has of a panel of fp8, 64 bytes a row: 16 bytes of one row and of another, two
+// chunks each once widened. Where raw bytes lie apart, those of all threads make a slot.
+constexpr int kRawLanes = 64 / 16;
+TV_HD int raw_row(int i) { return i / kRawLanes; }
+TV_HD int raw_chunk(int i) { return 2 * (i % kRawLanes); }                        // the first of the two
+TV_HD int raw_byte(int panel, int i) { return panel * 64 + i % kRawLanes * 16; }  // in the row of the pool
+TV_HD uint32_t raw_slot(int slot, int i) { return (slot * kWarpgroup + i) * 16; }
 
 // Whether a request with so many query rows gets the kernel for many rows.
 TV_HD bool has_many_rows(int rows) {
@@ -80,5 +100,15 @@ struct Shape {
   static_assert(sizeof(Job) <= 32);
   static_assert(kSmemBytes <= 227 * 1024);
 };
+
+// The same for a pool of fp8: with a tile's raw bytes apart where there is room for them.
+template <typename S>
+struct Fp8Shape : S {
+  static constexpr int kRaw = (S::kSmemBytes + 15) / 16 * 16, kRawEnd = kRaw + kTile * kKeyDim;
+  static constexpr bool kRawApart = kRawEnd <= 227 * 1024;
+  static constexpr int kSmemBytes = kRawApart ? kRawEnd : S::kSmemBytes;
+};
+template <typename Key, typename S>
+using ShapeFor = std::conditional_t<std::is_same_v<Key, Fp8>, Fp8Shape<S>, S>;
 
 }  // namespace tv::hopper

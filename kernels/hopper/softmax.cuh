@@ -9,6 +9,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "device.cuh"
 #include "hopper/ptx.cuh"
 #include "hopper/shape.cuh"
@@ -34,11 +36,17 @@ __device__ __forceinline__ float2 unpack2(__half, uint32_t v) {
 // A reference to subtract: 0 for a row that has seen nothing yet.
 __device__ __forceinline__ float finite(float reference) { return reference == -INFINITY ? 0 : reference; }
 
+// What a key or value is of what the tile holds.
+template <typename Key>
+__device__ __forceinline__ float key_scale(const TvVerifyParams& p) {
+  return std::is_same_v<Key, Fp8> ? p.k_scale : 1;
+}
+
 // Caps raw scores where the layer does. Returns what still has to scale them to base-2 logits.
-template <int kN8>
+template <typename Key, int kN8>
 __device__ __forceinline__ float capped(const TvVerifyParams& p, float (&s)[kN8][4]) {
   constexpr float kLog2e = 1.4426950408889634f;
-  const float scale = p.sm_scale * kLog2e;
+  const float scale = p.sm_scale * kLog2e * key_scale<Key>(p);
   if (!(p.logit_cap > 0)) return scale;
   const float cap = p.logit_cap * kLog2e, twice = 2 * scale / p.logit_cap;
 #pragma unroll
@@ -50,10 +58,10 @@ __device__ __forceinline__ float capped(const TvVerifyParams& p, float (&s)[kN8]
 }
 
 // Raw scores to base-2 logits less the reference of their row.
-template <int kN8>
+template <typename Key, int kN8>
 __device__ __forceinline__ void to_exponents(const TvVerifyParams& p, const float* reference, int lane,
                                              float (&s)[kN8][4]) {
-  const float scale = capped(p, s);
+  const float scale = capped<Key>(p, s);
 #pragma unroll
   for (int j = 0; j < kN8; ++j) {
     const float2 base = *reinterpret_cast<const float2*>(reference + 8 * j + 2 * (lane % 4));

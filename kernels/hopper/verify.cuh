@@ -20,9 +20,10 @@
 
 namespace tv::hopper {
 
-template <typename T, int kRows>
+template <typename T, int kRows, typename K = T>
 struct Math {
-  using S = Shape<kRows>;
+  using Key = K;  // of the pool
+  using S = ShapeFor<K, Shape<kRows>>;
   static constexpr int kN8 = S::kN8;
   static constexpr int kMoves = 1, kUnsettled = 2;
 
@@ -142,7 +143,7 @@ struct Math {
   __device__ __forceinline__ void softmax(int t, bool masked, uint64_t bits) {
     const int i = threadIdx.x % kWarpgroup;
     uint8_t* scratch = shared + S::kRope + (t & 1) * S::kRopeStride;  // dead once all four warps have their scores
-    to_exponents(p, reference(current), lane, s);
+    to_exponents<Key>(p, reference(current), lane, s);
     if (masked) {
       uint64_t* visible = reinterpret_cast<uint64_t*>(scratch + S::kScratchVisible);
       sync_group();
@@ -220,7 +221,7 @@ struct Math {
 #pragma unroll 8
       for (int k = i % 2; k < S::kSums; k += 2) total += partial[k * kRows + row];
       total += __shfl_xor_sync(0xffffffffu, total, 1);
-      inverse()[row] = total > 0 ? __frcp_rn(total) : 0;
+      inverse()[row] = total > 0 ? __frcp_rn(total) * key_scale<Key>(p) : 0;
       if (slot >= 0 && i / 2 < job().rows && i % 2 == 0) {
         *Workspace(p).partial_lse(slot, blockIdx.x * kRows + row) =
             total > 0 ? reference(current)[row] + __log2f(total) : -INFINITY;
@@ -270,4 +271,5 @@ struct Math {
 
 }  // namespace tv::hopper
 
-#define TV_HOPPER_KERNEL(NAME, TYPE, ROWS) TV_HOPPER_KERNEL_OF(NAME, TYPE, tv::hopper::Math<TYPE, ROWS>)
+// After NAME, TYPE, ROWS: the pool's type where it isn't TYPE.
+#define TV_HOPPER_KERNEL(NAME, TYPE, ...) TV_HOPPER_KERNEL_OF(NAME, TYPE, tv::hopper::Math<TYPE, __VA_ARGS__>)

@@ -27,11 +27,11 @@ namespace emulator {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// What a thread has in flight: a copy, or an arrival after the copies before it.
+// What a thread has in flight: a copy, or an arrival after the copies before it, or the end of a group of them.
 struct Copy {
   uint32_t dst;  // shared memory, or the barrier
   const void* src;
-  int bytes;  // 0: an arrival
+  int bytes;  // 0: an arrival; -1: the end of a group
   bool valid;
 };
 
@@ -164,8 +164,10 @@ inline void arrive(MBarrier& barrier) {
 }
 
 inline void start_copy(Copy copy) {
-  if (copy.bytes && uintptr_t(copy.src) % copy.bytes) fail("a copy of %d bytes from a misaligned address", copy.bytes);
-  if (copy.bytes) shared(copy.dst, copy.bytes);
+  if (copy.bytes > 0) {
+    if (uintptr_t(copy.src) % copy.bytes) fail("a copy of %d bytes from a misaligned address", copy.bytes);
+    shared(copy.dst, copy.bytes);
+  }
   block.running->copies.push_back(copy);
 }
 
@@ -176,6 +178,8 @@ inline bool finish_copy(Fiber& fiber) {
   fiber.copies.pop_front();
   if (copy.bytes == 0) {
     arrive(mbarrier(copy.dst));
+  } else if (copy.bytes < 0) {
+    // groups are counted where they are waited for
   } else if (copy.valid) {
     memcpy(shared(copy.dst, copy.bytes), copy.src, copy.bytes);
   } else {

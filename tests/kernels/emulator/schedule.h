@@ -87,7 +87,9 @@ inline void run_block(void (*body)()) {
   }
   if (block.error[0]) return;
   for (const Fiber& fiber : block.fibers) {
-    if (!fiber.copies.empty()) return fail("thread %u ended with copies in flight", fiber.thread);
+    for (const Copy& copy : fiber.copies) {
+      if (copy.bytes >= 0) return fail("thread %u ended with copies in flight", fiber.thread);
+    }
   }
   for (const Barrier& barrier : block.barriers) {
     if (barrier.arrived) return fail("the block ended with a barrier half full");

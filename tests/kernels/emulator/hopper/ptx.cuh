@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Takes the place of kernels/hopper/ptx.cuh, as far as the loading warpgroup of a pool of fp8 goes.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "basic_ptx.cuh"
+#include "hopper/shape.cuh"
+
+namespace tv::hopper {
+
+inline void barrier_init(uint32_t addr, int arrivals) {
+  emulator::shared(addr, 8);
+  if (emulator::block.mbarrier_count == 16) emulator::fail("more mbarriers than the emulator has");
+  emulator::block.mbarriers[emulator::block.mbarrier_count++] = {addr, arrivals, arrivals, 0};
+}
+inline void barrier_arrive(uint32_t addr) { emulator::arrive(emulator::mbarrier(addr)); }
+inline void barrier_arrive_after_copies(uint32_t addr) { emulator::start_copy({addr, nullptr, 0, false}); }
+inline void barrier_wait(uint32_t addr, int parity) {
+  const emulator::MBarrier& barrier = emulator::mbarrier(addr);
+  if (emulator::block.waits_hold) emulator::wait_until([&] { return (barrier.completed & 1) != parity; });
+}
+
+inline void cp_async_commit() { emulator::start_copy({0, nullptr, -1, false}); }
+template <int kPending>
+void cp_async_wait() {
+  if (!emulator::block.waits_hold) return;
+  emulator::wait_until([] {
+    int groups = 0;
+    for (const emulator::Copy& copy : emulator::block.running->copies) groups += copy.bytes < 0;
+    return groups <= kPending;
+  });
+}
+
+inline uint4 load_shared16(uint32_t src) {
+  uint4 v;
+  memcpy(&v, emulator::shared(src, 16), 16);
+  return v;
+}
+inline void store_shared16(uint32_t dst, const uint4& v) { memcpy(emulator::shared(dst, 16), &v, 16); }
+
+template <int kCount>
+void sync_threads(int id) {
+  emulator::block_barrier(id, kCount);
+}
+
+inline void halves_of(uint32_t four, __nv_fp8_interpretation_t kind, uint32_t& low, uint32_t& high) {
+  low = same_bits<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(four), kind));
+  high = same_bits<uint32_t>(__nv_cvt_fp8x2_to_halfraw2(uint16_t(four >> 16), kind));
+}
+inline void halves_of(E4M3, uint32_t four, uint32_t& low, uint32_t& high) { halves_of(four, __NV_E4M3, low, high); }
+inline void halves_of(E5M2, uint32_t four, uint32_t& low, uint32_t& high) { halves_of(four, __NV_E5M2, low, high); }
+
+}  // namespace tv::hopper
