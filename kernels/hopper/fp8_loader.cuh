@@ -12,11 +12,11 @@
 // Not in registers: a load's place in a loop of loads is lost to the compiler, which waits for all of them at once; and
 // 72 query rows leave the loader 40 registers, less than a third of a tile.
 //
-// Order of events. A thread's copies: cp.async.wait_group, by that thread. The tile: every thread's stores, then its
-// arrival at the third's barrier, the wait of a computing warp, its fence.proxy.async, wgmma: as for cp.async, which is
-// an ordinary access too. One fence on that path is what PTX asks for; the loader has none, since it would wait for
-// the copies in flight as well. The stage's next tile: wgmma is waited for before a warp gives its part back, and
-// stores (or copies in place) to a part come after the wait for that.
+// Order of events. A thread's copies: cp.async.wait_group, by that thread. The tile: every thread's stores, its arrival
+// at the third's barrier, the wait of a computing warp there, that warp's fence.proxy.async, wgmma; cp.async, an
+// ordinary access too, comes the same way. PTX asks for one fence on it; the loader has none of its own, for it
+// compiles to a membar, and copies are in flight. The next tile in the place: a warp waits for its wgmmas before it
+// gives their part back, and copies and stores to the part come after the wait for all warps to have done so.
 #pragma once
 
 #include "device.cuh"
