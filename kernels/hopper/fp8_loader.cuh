@@ -146,14 +146,14 @@ struct Fp8Loader {
     }
   }
 
-  // A tile by way of its own place. A third is widened before the last place must be free: the product that frees it
-  // may be issued behind scores of that third.
+  // A tile by way of its own place. All of it is asked for before any is widened: what the last copies wait for is free
+  // by the time that the first have landed.
   template <bool kLastFirst>
   __device__ __forceinline__ void tile_in_place(int stage, int parity) const {
     copy_third<kLastFirst, 0>(stage, parity);
     copy_third<kLastFirst, 1>(stage, parity);
-    widen_third<kLastFirst, 0, 1>(stage, parity);
     copy_third<kLastFirst, 2>(stage, parity);
+    widen_third<kLastFirst, 0, 2>(stage, parity);
     widen_third<kLastFirst, 1, 1>(stage, parity);
     widen_third<kLastFirst, 2, 0>(stage, parity);
   }
