@@ -33,6 +33,7 @@ extern const tv::Kernel tv_hopper_bf16_m64_info, tv_hopper_fp16_m64_info, tv_hop
 extern const tv::Kernel tv_combine_bf16_info, tv_combine_fp16_info, tv_prep_info, tv_plan_info;
 extern const tv::Kernel tv_build_tree_info, tv_walk_tree_info;
 extern const tv::Kernel tv_head_lists_bf16_info, tv_head_lists_fp16_info, tv_head_lists_fp32_info, tv_head_merge_info;
+extern const tv::Kernel tv_kv_move_info;
 
 namespace {
 
@@ -53,6 +54,7 @@ constexpr Entry kKernels[] = {
     {&tv_head_lists_fp16_info, 0},
     {&tv_head_lists_fp32_info, 0},
     {&tv_head_merge_info, 0},
+    {&tv_kv_move_info, 0},
     TV_PORTABLE(TV_ENTRY, tv_verify_e4m3)       //
     TV_PORTABLE(TV_ENTRY, tv_verify_e5m2)       //
     TV_PORTABLE(TV_ENTRY, tv_verify_wide_e4m3)  //

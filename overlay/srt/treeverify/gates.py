@@ -36,6 +36,9 @@ TRITON = "TREEVERIFY_TRITON"
 HONOURS_MASKS = frozenset({"triton"})
 """Backends whose own kernels honour a tree's mask: where treeverify does not serve them they carry on, trees or not."""
 
+MOVES_KV = frozenset({"DDTREE"})
+"""Algorithms whose trees are committed across pages: their worker moves the KV itself."""
+
 CHAINS = frozenset({"DFLASH", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE"})
 """Algorithms that draft a chain at topk 1. Any other one, a plugin's too, is taken to draft trees."""
 
@@ -132,7 +135,7 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
     if args.enable_two_batch_overlap or args.enable_pdmux:
         flag = "--enable-two-batch-overlap" if args.enable_two_batch_overlap else "--enable-pdmux"
         return Obstacle(f"{flag} splits a verify batch over streams", f"Drop {flag}")
-    if trees and args.page_size != 1:
+    if trees and args.page_size != 1 and args.speculative_algorithm not in MOVES_KV:
         return Obstacle(
             f"page size {args.page_size}: accepting a path moves KV inside pages, which this release's MLA pool cannot",
             "Pass --page-size 1",
@@ -192,8 +195,6 @@ def _triton_obstacle(model_runner: ModelRunner) -> Obstacle | None:
         return Obstacle("the model's attention is not MLA", f"Unset {TRITON}")
     if model_runner.sliding_window_size:
         return Obstacle("the model has sliding windows", f"Unset {TRITON}")
-    if args.page_size != 1:
-        return Obstacle(f"page size {args.page_size}, expected 1", "Pass --page-size 1")
     if args.enable_deterministic_inference:
         return Obstacle(
             "--enable-deterministic-inference: a request's splits follow its batch's size here",

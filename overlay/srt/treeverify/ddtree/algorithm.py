@@ -24,6 +24,9 @@ NAME = "DDTREE"
 BACKENDS = ("flashinfer", "triton")
 """Attention backends that verify a tree by its mask: FlashInfer (MLA with treeverify's kernels) and Triton."""
 
+PAGE_SIZES = (1, 16, 32, 64)
+"""Tokens of a KV page."""
+
 DEFAULT_WIDTH = 16
 """Draft tokens, the bonus token among them, where the user names none; a block's where that is longer."""
 
@@ -106,7 +109,8 @@ def _refuse(args: ServerArgs) -> None:
         "does not support prefill-decode disaggregation, which hands no draft KV over: drop --disaggregation-mode": (
             args.disaggregation_mode != "null"
         ),
-        f"serves page size 1 only, got {args.page_size}: pass --page-size 1": args.page_size not in (None, 1),
+        f"serves page sizes {', '.join(map(str, PAGE_SIZES))}, got {args.page_size}: pass --page-size 1 or one of "
+        "these": args.page_size not in (None, *PAGE_SIZES),
         f"would have its tree mask ignored by the {backend} attention backend: pass --attention-backend "
         + " or ".join(BACKENDS): backend not in (None, *BACKENDS),
         f"needs CUDA graphs to adapt its trees: drop --disable-cuda-graph, or unset {ADAPT}": (

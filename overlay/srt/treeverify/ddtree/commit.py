@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the accepted paths of a verify step and frees the rest.
 
-Every node of a tree has a slot of the KV pool. The slots of an accepted path become the request's next tokens, in path
-order; all others are freed, each exactly once. With pages of one token that is a permutation: no KV moves.
+Every node of a tree has a slot of the KV pool; that of node i is mapped where the i-th token of a chain would be. All
+slots that the request does not keep are freed, each exactly once.
+
+With pages of one token the slots of an accepted path become the request's next tokens, in path order: no KV moves, and
+that stays so, for a slot is as good as any other there. With larger pages a request's slots must follow each other
+within a page, so the path's KV moves to the slots that a chain would have had, and what is freed is whole pages behind
+them, as DFLASH does. The drafter's pool has nothing to be moved: it gets the KV of committed tokens afterwards, in
+their new slots.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
 
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
+    from ..kv.pools import Mover
     from .tree import Path
 
 
@@ -71,37 +78,94 @@ class Kept(NamedTuple):
         return values[self.rows[torch.minimum(ends - self.lengths[:, None] + steps, ends - 1)]]
 
 
+class Places(NamedTuple):
+    """Where a batch's committed tokens go; all are rows of the verify pass."""
+
+    nodes: list[int]
+    """The accepted nodes, in path order, request after request."""
+    kept: list[int]
+    """Whose slots hold them afterwards."""
+    freed: list[int]
+    """Whose slots nobody holds afterwards."""
+    moves: list[list[tuple[int, int]]]
+    """KV from row to row, of each request."""
+
+
+def places(paths: Sequence[Sequence[int]], n: int, prefix_lens: Sequence[int], page_size: int) -> Places:
+    """Of accepted paths, n nodes a tree.
+
+    Args:
+        prefix_lens: tokens of each request before the step.
+        page_size: 1: the nodes keep their slots.
+    """
+    nodes = [b * n + node for b, path in enumerate(paths) for node in path]
+    if page_size == 1:
+        stay = set(nodes)
+        return Places(nodes, nodes, [row for row in range(len(paths) * n) if row not in stay], [[] for _ in paths])
+    kept, freed, moves = [], [], []
+    for b, (path, prefix) in enumerate(zip(paths, prefix_lens, strict=True)):
+        first, length = b * n, len(path)
+        kept += range(first, first + length)
+        # The page that the last committed token is in stays, as far as it was allocated.
+        freed += range(first + min(-(-(prefix + length) // page_size) * page_size - prefix, n), first + n)
+        moves.append([(first + node, first + i) for i, node in enumerate(path) if node != i])
+    return Places(nodes, kept, freed, moves)
+
+
 @dataclass(frozen=True)
 class Commit:
-    """The accepted paths of a batch, on the device."""
+    """The accepted paths of a batch, on the device; see Places."""
 
-    order: torch.Tensor
-    """int64 [bs * n]: all rows of the verify pass, those that stay first."""
+    nodes: torch.Tensor
+    """int64 [sum of lengths]."""
+    kept: torch.Tensor
+    """int64 [sum of lengths]."""
+    freed: torch.Tensor
+    """int64."""
+    moves: torch.Tensor
+    """int64 [2, bs * group]: from and to."""
     lengths: torch.Tensor
     """int64 [bs]."""
     bonus: torch.Tensor
     """int64 [bs]."""
     lengths_cpu: list[int]
+    group: int
+    """Moves of a request, those from a row to itself among them; 0: none of any."""
 
     @classmethod
-    def of(cls, accepted: Sequence[Accepted], n: int, device: torch.device) -> Commit:
-        """From each request's part; n nodes a tree. One copy to the device."""
-        kept = np.array([b * n + node for b, mine in enumerate(accepted) for node in mine.nodes])
-        freed = np.delete(np.arange(len(accepted) * n), kept)
+    def of(
+        cls, accepted: Sequence[Accepted], n: int, device: torch.device, prefix_lens: Sequence[int], page_size: int
+    ) -> Commit:
+        """From each request's part; see places(). One copy to the device."""
+        at = places([mine.nodes for mine in accepted], n, prefix_lens, page_size)
+        group = max(map(len, at.moves))
+        padded = [mine + [(b * n, b * n)] * (group - len(mine)) for b, mine in enumerate(at.moves)]
+        pairs = [pair for mine in padded for pair in mine]
         lengths = [len(mine.nodes) for mine in accepted]
-        packed = torch.from_numpy(np.concatenate([kept, freed, lengths, [mine.bonus for mine in accepted]]))
+        parts = [at.nodes, at.kept, at.freed, [a for a, _ in pairs], [b for _, b in pairs], lengths]
+        parts.append([mine.bonus for mine in accepted])
+        packed = torch.from_numpy(np.concatenate([np.array(part, dtype=np.int64) for part in parts]))
         if device.type == "cuda":
             packed = packed.pin_memory()
-        bs = len(accepted)
-        order, lengths_there, bonus = packed.to(device, non_blocking=True).split([bs * n, bs, bs])
-        return cls(order, lengths_there, bonus, lengths)
+        there = packed.to(device, non_blocking=True)
+        nodes, kept, freed, moves, rest = there.split(
+            [len(at.nodes), len(at.kept), len(at.freed), 2 * len(pairs), 2 * len(accepted)]
+        )
+        return cls(nodes, kept, freed, moves.view(2, -1), *rest.view(2, -1), lengths, group)
 
-    def apply(self, batch: ScheduleBatch) -> Kept:
-        """Moves the batch past the committed tokens: pool, req_to_token, sequence lengths, accounting."""
-        total = sum(self.lengths_cpu)
-        slots = batch.out_cache_loc[self.order]
-        batch.out_cache_loc = slots[:total]
-        batch.token_to_kv_pool_allocator.free(slots[total:])
+    def apply(self, batch: ScheduleBatch, mover: Mover | None) -> Kept:
+        """Moves the batch past the committed tokens: pool, req_to_token, sequence lengths, accounting.
+
+        Args:
+            mover: of the target's pool, where pages are larger than a token.
+        """
+        slots = batch.out_cache_loc
+        if self.group:
+            assert mover is not None, "only larger pages have their KV moved"
+            src, dst = slots[self.moves]
+            mover(src, dst, group=self.group)
+        batch.out_cache_loc = slots[self.kept]
+        batch.token_to_kv_pool_allocator.free(slots[self.freed])
         for req, length in zip(batch.reqs, self.lengths_cpu, strict=True):
             req.kv_committed_len += length
             req.kv_allocated_len = req.kv_committed_len
@@ -116,5 +180,5 @@ class Commit:
         )
         batch.seq_lens.add_(lengths)
         batch.seq_lens_cpu.add_(torch.tensor(self.lengths_cpu, dtype=batch.seq_lens_cpu.dtype))
-        batch.seq_lens_sum += total
-        return Kept(self.order[:total], self.lengths.to(torch.int32), self.bonus, max(self.lengths_cpu))
+        batch.seq_lens_sum += sum(self.lengths_cpu)
+        return Kept(self.nodes, self.lengths.to(torch.int32), self.bonus, max(self.lengths_cpu))

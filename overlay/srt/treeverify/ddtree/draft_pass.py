@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.mem_cache.common import get_last_loc
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
@@ -54,13 +55,18 @@ class DraftPass:
         allocator = self._runner.token_to_kv_pool_allocator
         before = allocator.backup_state()
         try:
-            slots = allocator.alloc(bs * block)
+            rows, table = batch.req_pool_indices, self._runner.req_to_token_pool.req_to_token
+            if allocator.page_size == 1:
+                slots = allocator.alloc(bs * block)
+            else:
+                slots = allocator.alloc_extend(
+                    lens, lens_cpu, lens + block, lens_cpu + block, get_last_loc(table, rows, lens), bs * block
+                )
             if slots is None:
                 raise RuntimeError(
                     f"treeverify: no {bs * block} free slots for the drafter's block; lower --max-running-requests or "
                     "raise --mem-fraction-static"
                 )
-            rows, table = batch.req_pool_indices, self._runner.req_to_token_pool.req_to_token
             assign_req_to_token_pool_func(rows, table, lens, lens + block, slots, bs)
             blocks = ForwardBatch(
                 forward_mode=ForwardMode.TARGET_VERIFY, batch_size=bs, input_ids=ids.view(-1),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sglang.srt.layers.sampler import Sampler
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
+    from ..kv.pools import Mover
     from .budget.controller import Budget
     from .stats import Stats
 
@@ -37,6 +38,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     sampler: Sampler | None = None
     """The target's."""
     stats: Stats | None = None
+    mover: Mover | None = None
+    """Of the target's KV, where pages are larger than a token."""
     budget: Budget | None = None
     """Learns from the step, where widths are chosen and it listens."""
     promise: torch.Tensor | None = None
@@ -70,7 +73,6 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             empty = torch.empty(0, dtype=torch.int64, device=batch.device)
             return empty, empty.to(torch.int32), empty, []
         assert self.tree is not None and self.sampler is not None and self.stats is not None
-        assert page_size == 1, "start-up refuses larger pages"
         hidden = logits_output.hidden_states
         if hidden is None:
             raise RuntimeError("treeverify: the verify pass returned no hidden states, which the drafter reads")
@@ -83,7 +85,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             self.budget.observe(paths, promise)
         think_end = batch.model_config.think_end_id
         commits = [accept(req, path, think_end) for req, path in zip(batch.reqs, paths, strict=True)]
-        kept = Commit.of(commits, n, batch.out_cache_loc.device).apply(batch)
+        prefix_lens_cpu = batch.seq_lens_cpu.tolist()
+        kept = Commit.of(commits, n, batch.out_cache_loc.device, prefix_lens_cpu, page_size).apply(batch, self.mover)
         if batch.sampling_info.penalizer_orchestrator.is_required:
             tokens = kept.pad(self.tree.tokens.view(-1))
             penalties.commit(batch.sampling_info.penalizer_orchestrator, tokens, kept.lengths)

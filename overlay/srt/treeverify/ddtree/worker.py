@@ -16,6 +16,7 @@ from sglang.srt.speculative.dflash_worker import DFlashWorker
 
 from .. import ranks
 from ..gates import TreeRefused, switched_on
+from ..kv.pools import Mover, Unmovable
 from .algorithm import NAME
 from .budget.start import Adaptive, start
 from .draft_kv import DraftKV
@@ -53,6 +54,8 @@ class DDTreeWorker(DFlashWorker):
     """None: trees are always of the width that the server was given."""
     _draft_kv: DraftKV | None = None
     """None: DFLASH's own steps."""
+    _mover: Mover | None = None
+    """Of the target's KV, where pages are larger than a token."""
 
     def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **place: Any) -> None:
         target = target_worker.model_runner
@@ -76,6 +79,7 @@ class DDTreeWorker(DFlashWorker):
         self._draft_pass = DraftPass(
             self.draft_model_runner, self._draft_block_spec_info, self._mask_token_id, self.device
         )
+        self._mover = _mover(target) if self.page_size > 1 else None
         self._draft_kv = DraftKV.of(self, target.model_config.context_len)
         if self._draft_kv is None:
             logger.info(
@@ -208,6 +212,7 @@ class DDTreeWorker(DFlashWorker):
             mask_form=self._mask_form,
             sampler=self.model_runner.sampler,
             stats=self.tree_stats,
+            mover=self._mover,
             budget=adaptive.budget if adaptive else None,
             promise=promise,
         )
@@ -223,6 +228,14 @@ def _refuse(target: ModelRunner) -> None:
     else:
         return
     raise TreeRefused(f"treeverify: {NAME} cannot serve a target with {layers}; pass --speculative-algorithm DFLASH")
+
+
+def _mover(target: ModelRunner) -> Mover:
+    """Raises TreeRefused where the target's KV cannot be moved."""
+    try:
+        return Mover(target.token_to_kv_pool)
+    except Unmovable as e:
+        raise TreeRefused(str(e)) from e
 
 
 def topk(budget: int, vocabulary: int) -> int:
