@@ -81,13 +81,13 @@ class Kept(NamedTuple):
 class Places(NamedTuple):
     """Where a batch's committed tokens go; all are rows of the verify pass."""
 
-    nodes: list[int]
+    nodes: Sequence[int]
     """The accepted nodes, in path order, request after request."""
-    kept: list[int]
+    kept: Sequence[int]
     """Whose slots hold them afterwards."""
-    freed: list[int]
+    freed: Sequence[int]
     """Whose slots nobody holds afterwards."""
-    moves: list[list[tuple[int, int]]]
+    moves: Sequence[Sequence[tuple[int, int]]]
     """KV from row to row, of each request."""
 
 
@@ -100,9 +100,10 @@ def places(paths: Sequence[Sequence[int]], n: int, prefix_lens: Sequence[int], p
     """
     nodes = [b * n + node for b, path in enumerate(paths) for node in path]
     if page_size == 1:
-        stay = set(nodes)
-        return Places(nodes, nodes, [row for row in range(len(paths) * n) if row not in stay], [[] for _ in paths])
-    kept, freed, moves = [], [], []
+        return Places(nodes, nodes, np.delete(np.arange(len(paths) * n), nodes), [()] * len(paths))
+    kept: list[int] = []
+    freed: list[int] = []
+    moves = []
     for b, (path, prefix) in enumerate(zip(paths, prefix_lens, strict=True)):
         first, length = b * n, len(path)
         kept += range(first, first + length)
@@ -114,23 +115,21 @@ def places(paths: Sequence[Sequence[int]], n: int, prefix_lens: Sequence[int], p
 
 @dataclass(frozen=True)
 class Commit:
-    """The accepted paths of a batch, on the device; see Places."""
+    """The accepted paths of a batch, on the device."""
 
     nodes: torch.Tensor
-    """int64 [sum of lengths]."""
-    kept: torch.Tensor
-    """int64 [sum of lengths]."""
-    freed: torch.Tensor
-    """int64."""
-    moves: torch.Tensor
-    """int64 [2, bs * group]: from and to."""
+    """int64 [sum of lengths]: rows of the verify pass, in path order."""
+    places: torch.Tensor
+    """int64: rows of it that keep their slots, those that lose them, those that KV comes from, those it goes to."""
+    sizes: list[int]
+    """Of these four."""
+    group: int
+    """Moves of each request, those from a row to itself among them."""
     lengths: torch.Tensor
     """int64 [bs]."""
     bonus: torch.Tensor
     """int64 [bs]."""
     lengths_cpu: list[int]
-    group: int
-    """Moves of a request, those from a row to itself among them; 0: none of any."""
 
     @classmethod
     def of(
@@ -139,19 +138,18 @@ class Commit:
         """From each request's part; see places(). One copy to the device."""
         at = places([mine.nodes for mine in accepted], n, prefix_lens, page_size)
         group = max(map(len, at.moves))
-        padded = [mine + [(b * n, b * n)] * (group - len(mine)) for b, mine in enumerate(at.moves)]
-        pairs = [pair for mine in padded for pair in mine]
-        lengths = [len(mine.nodes) for mine in accepted]
-        parts = [at.nodes, at.kept, at.freed, [a for a, _ in pairs], [b for _, b in pairs], lengths]
-        parts.append([mine.bonus for mine in accepted])
-        packed = torch.from_numpy(np.concatenate([np.array(part, dtype=np.int64) for part in parts]))
+        pairs = [pair for b, mine in enumerate(at.moves) for pair in [*mine, *[(b * n, b * n)] * (group - len(mine))]]
+        parts: list[Sequence[int]] = [at.kept, at.freed, [a for a, _ in pairs], [b for _, b in pairs]]
+        sizes, lengths = [len(part) for part in parts], [len(mine.nodes) for mine in accepted]
+        rest = [[] if at.nodes is at.kept else at.nodes, lengths, [mine.bonus for mine in accepted]]
+        packed = torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.int64) for part in (*parts, *rest)]))
         if device.type == "cuda":
             packed = packed.pin_memory()
         there = packed.to(device, non_blocking=True)
-        nodes, kept, freed, moves, rest = there.split(
-            [len(at.nodes), len(at.kept), len(at.freed), 2 * len(pairs), 2 * len(accepted)]
-        )
-        return cls(nodes, kept, freed, moves.view(2, -1), *rest.view(2, -1), lengths, group)
+        rows, nodes, lengths_there, bonus = there.split([sum(sizes), *map(len, rest)])
+        if at.nodes is at.kept:
+            nodes = rows[: sizes[0]]
+        return cls(nodes, rows, sizes, group, lengths_there, bonus, lengths)
 
     def apply(self, batch: ScheduleBatch, mover: Mover | None) -> Kept:
         """Moves the batch past the committed tokens: pool, req_to_token, sequence lengths, accounting.
@@ -159,13 +157,11 @@ class Commit:
         Args:
             mover: of the target's pool, where pages are larger than a token.
         """
-        slots = batch.out_cache_loc
+        batch.out_cache_loc, freed, src, dst = batch.out_cache_loc[self.places].split(self.sizes)
         if self.group:
-            assert mover is not None, "only larger pages have their KV moved"
-            src, dst = slots[self.moves]
+            assert mover is not None, "only where pages are larger is KV moved"
             mover(src, dst, group=self.group)
-        batch.out_cache_loc = slots[self.kept]
-        batch.token_to_kv_pool_allocator.free(slots[self.freed])
+        batch.token_to_kv_pool_allocator.free(freed)
         for req, length in zip(batch.reqs, self.lengths_cpu, strict=True):
             req.kv_committed_len += length
             req.kv_allocated_len = req.kv_committed_len
