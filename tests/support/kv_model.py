@@ -19,7 +19,8 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,12 @@ def digest(before: int, token: int) -> int:
     """Of a text, from that of all but its last token."""
     x = (before ^ (token + 1)) * MIX & (1 << 64) - 1
     return (x ^ x >> 29) * 0xBF58476D1CE4E5B9 & (1 << 62) - 1
+
+
+def _contents(rows: Sequence[torch.Tensor], digests: Sequence[int]) -> torch.Tensor:
+    """int64 [layers, rows, words]: what these rows of the layers hold; no two layers the same."""
+    layers, words = torch.arange(1, len(rows) + 1)[:, None, None], torch.arange(1, rows[0].shape[1] + 1)
+    return torch.tensor(digests, dtype=torch.int64)[:, None] * (layers * 64 + words)
 
 
 class World:
@@ -103,9 +110,8 @@ class World:
     # What the models would write.
 
     def _write(self, rows: Sequence[torch.Tensor], slots: torch.Tensor, digests: Sequence[int]) -> None:
-        values = torch.tensor(digests, dtype=torch.int64)[:, None]
-        for layer, words in enumerate(rows):
-            words[slots] = (values + layer * 7919) * torch.arange(1, words.shape[1] + 1)
+        for words, values in zip(rows, _contents(rows, digests), strict=True):
+            words[slots] = values
 
     def _draft(self, blocks: Any) -> Any:
         """The drafter's pass writes into slots that it gives back."""
@@ -113,11 +119,8 @@ class World:
         return SimpleNamespace(logits_output=SimpleNamespace(hidden_states=torch.zeros(len(blocks.out_cache_loc), 1)))
 
     def _wrong(self, rows: Sequence[torch.Tensor], slots: torch.Tensor, digests: Sequence[int]) -> bool:
-        values = torch.tensor(digests, dtype=torch.int64)[:, None]
-        return any(
-            not torch.equal(words[slots], (values + layer * 7919) * torch.arange(1, words.shape[1] + 1))
-            for layer, words in enumerate(rows)
-        )
+        pairs = zip(rows, _contents(rows, digests), strict=True)
+        return not all(torch.equal(words[slots], values) for words, values in pairs)
 
     # Steps.
 
@@ -131,7 +134,7 @@ class World:
 
         if len(self.batch.reqs) >= REQUESTS:
             return False
-        old = self.draw.choice([*self.texts.values(), []])
+        old = self.draw.choice([*self.texts.values(), []])[: CONTEXT - 90]
         text = [*old[: self.draw.randint(0, len(old))], *self._tokens(self.draw.randint(1, 90))]
         match = self.cache.match_prefix(MatchPrefixParams(key=RadixKey(text[:-1], None)))
         cached, length = match.device_indices, len(text)
@@ -322,6 +325,8 @@ class World:
         from sglang.srt.mem_cache.common import release_kv_cache
 
         release_kv_cache(req, self.cache, is_insert=insert)
+        if len(self.texts) > 40:  # others may begin as it did
+            del self.texts[next(rid for rid in self.texts if rid not in {other.rid for other in self.batch.reqs})]
         self._batch([other for other in self.batch.reqs if other is not req])
 
     def _batch(self, reqs: list[Any]) -> None:
@@ -363,20 +368,20 @@ def live(world: World, steps: int) -> None:
             idle = 0
 
 
-def run(steps: int, seed: int = 0, plain: bool = False) -> dict[str, int]:
+def run(steps: int, seed: int = 0, interpret: bool = False) -> dict[str, int]:
     """So many steps shared among WORLDS; how often each kind was taken."""
     total: Counter[str] = Counter()
     for i, options in enumerate(WORLDS):
         world = World(seed=seed * len(WORLDS) + i, **options)
-        if plain:
-            plainly()
-        live(world, -(-steps // len(WORLDS)))
+        with nullcontext() if interpret else plain():
+            live(world, -(-steps // len(WORLDS)))
         total += world.done
     return dict(total)
 
 
-def plainly() -> None:
-    """Puts plain PyTorch in the place of the three Triton kernels on the way."""
+@contextmanager
+def plain() -> Iterator[None]:
+    """Plain PyTorch in the place of the three Triton kernels on the way."""
     from sglang.srt.mem_cache import allocator
     from sglang.srt.server_args import get_global_server_args
     from sglang.srt.speculative import spec_utils
@@ -397,8 +402,13 @@ def plainly() -> None:
             table[row, a:b] = slots[at : at + b - a].int()
             at += b - a
 
+    stock = allocator.alloc_extend_kernel, spec_utils.assign_req_to_token_pool
     allocator.alloc_extend_kernel, spec_utils.assign_req_to_token_pool = Launch(extend), Launch(assign)
     get_global_server_args().attention_backend = "torch_native"  # get_last_loc asks
+    try:
+        yield
+    finally:
+        allocator.alloc_extend_kernel, spec_utils.assign_req_to_token_pool = stock
 
 
 def main() -> int:
@@ -407,8 +417,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--interpret", action="store_true", help="run SGLang's Triton kernels, interpreted")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     begin = time.monotonic()
-    print(run(options.steps, options.seed, plain=not options.interpret), f"in {time.monotonic() - begin:.0f} s")
+    print(run(options.steps, options.seed, options.interpret), f"in {time.monotonic() - begin:.0f} s")
     return 0
 
 

@@ -96,15 +96,17 @@ class Rig:
             dtype=dtype, is_encoder_decoder=False, hf_config=SimpleNamespace(), is_hybrid_swa=False,
             attention_arch=AttentionArch.MLA, swa_v_head_dim=128, get_num_kv_heads=lambda size: heads,
         )  # fmt: skip
+        page = self.args.page_size
         width = context + 4 + self.args.speculative_num_draft_tokens
-        self.pool = MLATokenToKVPool(ROWS * width, 1, kv_dtype or dtype, LATENT, ROPE, 1, device, False)
+        size = ROWS * -(-width // page) * page
+        self.pool = MLATokenToKVPool(size, page, kv_dtype or dtype, LATENT, ROPE, 1, device, False)
         keys = torch.empty(self.pool.kv_buffer[0].shape, dtype=dtype, device=device)
         keys.normal_(generator=torch.Generator(device).manual_seed(seed))
         self.pool.get_key_buffer(0).copy_(keys)
         self.requests = ReqToTokenPool(ROWS, width, device, False)
         self.layer = RadixAttention(heads, LATENT + ROPE, config.scaling, 1, layer_id=0, v_head_dim=LATENT)
         self.runner = SimpleNamespace(
-            model_config=config, device=device, page_size=1, req_to_token_pool=self.requests,
+            model_config=config, device=device, page_size=page, req_to_token_pool=self.requests,
             token_to_kv_pool=self.pool, dtype=dtype, kv_cache_dtype=self.pool.dtype, server_args=self.args,
             is_draft_worker=is_draft_worker, hisparse_coordinator=None, use_mla_backend=True, gpu_id=0,
             sliding_window_size=None, token_to_kv_pool_allocator=None, hybrid_gdn_config=None,
@@ -164,13 +166,14 @@ class Step:
         bs = len(prefixes)
         self.rig, self.prefixes, self.n, self.bs = rig, prefixes, n, bs
         rows = torch.randperm(ROWS, generator=rig.generator)[:bs] + 1
-        slots = torch.randperm(rig.pool.size, generator=rig.generator)[: sum(prefixes) + bs * n] + 1
-        table, at, draft = rig.requests.req_to_token, 0, []
+        page, table, draft = rig.pool.page_size, rig.requests.req_to_token, []
+        pages = torch.randperm(rig.pool.size // page, generator=rig.generator) + 1  # page 0 is nobody's
         for row, length in zip(rows.tolist(), prefixes, strict=True):
-            mine = slots[at : at + length + n]
+            count = -(-(length + n) // page)
+            taken, pages = pages[:count], pages[count:]
+            mine = (taken[:, None] * page + torch.arange(page)).flatten()[: length + n]
             table[row, : length + n] = mine.int().to(rig.device)
             draft.append(mine[length:])
-            at += length + n
         self.req_pool_indices = rows.to(torch.int64).to(rig.device)
         self.out_cache_loc = torch.cat(draft).to(torch.int64).to(rig.device)
         self.seq_lens_cpu = torch.tensor(prefixes, dtype=torch.int64)

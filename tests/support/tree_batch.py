@@ -32,25 +32,32 @@ class TreeBatch:
 
     def __init__(
         self, prompts: Sequence[Sequence[int]], params: Sequence[Any], *, slots: int = 4096, seed: int = 0,
-        eos: int | None = None, **args: Any,
+        eos: int | None = None, page_size: int = 1, **args: Any,
     ) -> None:  # fmt: skip
         from sglang.srt.layers.sampler import Sampler
         from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-        from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+        from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-        from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+        from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
         from sglang.srt.mem_cache.radix_cache import RadixCache
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        from sglang.srt.treeverify.kv.pools import Mover
 
         parallel_groups()
+        self.page_size = args["page_size"] = page_size
         options = {"speculative_algorithm": "DDTREE", "sampling_backend": "pytorch", **args}
         self.args = server_args(**options)
         self.generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         self.table = torch.randn(VOCABULARY, VOCABULARY, VOCABULARY, generator=self.generator) * 2
         self.requests = ReqToTokenPool(len(prompts) + 2, CONTEXT, "cpu", False)
-        self.allocator = TokenToKVPoolAllocator(slots, torch.bfloat16, "cpu", None, False)
-        self.cache = RadixCache(CacheInitParams(False, self.requests, self.allocator, 1))
+        self.pool = MLATokenToKVPool(slots, page_size, torch.bfloat16, 8, 8, 1, "cpu", False)
+        if page_size == 1:
+            self.allocator = TokenToKVPoolAllocator(slots, torch.bfloat16, "cpu", self.pool, False)
+        else:
+            self.allocator = PagedTokenToKVPoolAllocator(slots, page_size, torch.bfloat16, "cpu", self.pool, False)
+        self.mover = None if page_size == 1 else Mover(self.pool)
+        self.cache = RadixCache(CacheInitParams(False, self.requests, self.allocator, page_size))
         self.sampler = Sampler()
         pairs = enumerate(zip(prompts, params, strict=True))
         reqs = [
@@ -77,12 +84,19 @@ class TreeBatch:
         req.cache_protected_len = len(cached)
         self.cache.inc_lock_ref(req.last_node)
         [req.req_pool_idx] = self.requests.alloc([req])
-        slots = self.allocator.alloc(length - len(cached))
+        slots = self._allocate(cached, length)
         self.requests.req_to_token[req.req_pool_idx, :length] = torch.cat([cached, slots]).int()
         req.fill_ids = list(req.origin_input_ids)
         req.kv_committed_len = req.kv_allocated_len = length
         self.cache.cache_unfinished_req(req)
         req.output_ids.append(int(self.table[req.origin_input_ids[-2], req.origin_input_ids[-1]].argmax()))
+
+    def _allocate(self, cached: torch.Tensor, length: int) -> torch.Tensor:
+        if self.page_size == 1:
+            return self.allocator.alloc(length - len(cached))
+        before, after = torch.tensor([len(cached)]), torch.tensor([length])
+        last = cached[-1:] if len(cached) else torch.tensor([-1])
+        return self.allocator.alloc_extend(before, before, after, after, last, length - len(cached))
 
     def refresh(self, reqs: list[Any]) -> None:
         """Makes `reqs` the batch, as the scheduler does where requests came or went."""
@@ -136,14 +150,14 @@ class TreeBatch:
             made = worker.make_verify_input(
                 draft_token=chain.view(-1), positions=positions.view(-1), draft_token_num=block
             )
-            made.prepare_for_verify(self.batch, 1)
+            made.prepare_for_verify(self.batch, self.page_size)
             return made
         tree = DraftTree.build(candidates, root, self.batch.seq_lens, n)
         made = DDTreeVerifyInput(
             draft_token=tree.tokens.view(-1), positions=tree.positions.view(-1), draft_token_num=n, tree=tree,
-            sampler=self.sampler, stats=Stats("cpu"),
+            sampler=self.sampler, stats=Stats("cpu"), mover=self.mover,
         )  # fmt: skip
-        made.prepare_for_verify(self.batch, 1)
+        made.prepare_for_verify(self.batch, self.page_size)
         return made
 
     def step(self, depth: int, n: int, k: int, noise: float = 1.0, worker: Any = None) -> dict[str, Any]:
@@ -155,7 +169,7 @@ class TreeBatch:
         logits = self.logits(made.tree)
         hidden = torch.arange(len(slots), dtype=torch.float32)[:, None].repeat(1, 3)  # a row says which it is
         output = LogitsProcessorOutput(next_token_logits=logits, hidden_states=hidden)
-        bonus, lengths, kept, drafts = made.verify(batch=self.batch, logits_output=output, page_size=1)
+        bonus, lengths, kept, drafts = made.verify(batch=self.batch, logits_output=output, page_size=self.page_size)
         return {
             "tree": made.tree, "slots": slots, "before": before, "bonus": bonus, "lengths": lengths,
             "rows": kept[:, 0].long(), "drafts": drafts, "mask": made.custom_mask,
@@ -176,9 +190,10 @@ class TreeBatch:
         batch.sampling_info.filter_batch(kept, indices)
 
     def unaccounted(self) -> int:
-        """Slots that are neither free, nor the cache's, nor a running request's own; 0 where accounting is exact."""
-        own = sum(req.kv_allocated_len - req.cache_protected_len for req in self.batch.reqs)
+        """Slots that are neither free, nor the cache's, nor in a running request's own pages; 0 where that is exact."""
+        page = self.page_size
+        own = sum(-(-(req.kv_allocated_len - req.cache_protected_len) // page) * page for req in self.batch.reqs)
         held = self.cache.evictable_size() + self.cache.protected_size()
         free = torch.cat([self.allocator.free_pages, self.allocator.release_pages])
         assert len(free.unique()) == len(free), "a slot was freed twice"
-        return self.allocator.size - len(free) - held - own
+        return self.allocator.size - len(free) * page - held - own

@@ -20,7 +20,7 @@ def eager(
     from mla_rig import Rig
 
     algorithm = {"eagle": "EAGLE", "dflash": "DFLASH"}.get(kind, "NGRAM")
-    rig = Rig(speculative_algorithm=algorithm, speculative_num_draft_tokens=n, **args)
+    rig = Rig(**{"speculative_algorithm": algorithm, "speculative_num_draft_tokens": n, **args})
     if not split:
         rig.layer.logit_cap = 30.0
     step, backend = rig.step(prefixes, n, chain=chain), rig.backend()
@@ -40,6 +40,19 @@ def test_eager_step_follows_the_tree(patched: Worker, kind: str, prefixes: list[
     assert got["tree"] <= BF16, got
     assert got["causal"] > WRONG, "the check cannot tell a tree from a chain"
     assert got["kv"] and not got["planned"] and got["shape"] == [len(prefixes) * n, 4 * 512]
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+def test_slots_in_pages(patched: Worker, page_size: int) -> None:
+    """Trees and chains of DDTREE and DFLASH, whose slots lie page by page; the kernels read them one by one."""
+    tree = patched(
+        eager, kind="ngram_qlen", prefixes=[5, 0, 70], n=8, speculative_algorithm="DDTREE", page_size=page_size
+    )
+    assert tree["tree"] <= BF16 and tree["causal"] > WRONG and tree["kv"] and not tree["planned"], tree
+    chain = patched(
+        eager, kind="dflash", prefixes=[15, 16, 64], n=8, chain=True, speculative_eagle_topk=1, page_size=page_size
+    )
+    assert chain["causal"] <= BF16 and chain["kv"] and not chain["planned"], chain
 
 
 def test_joined_q_and_logit_cap(patched: Worker) -> None:
@@ -246,6 +259,7 @@ CHAIN: dict[str, Any] = {"speculative_algorithm": "EAGLE", "speculative_eagle_to
         ({**CHAIN, "enable_two_batch_overlap": True}, "stock"),
         ({**CHAIN, "enable_pdmux": True}, "stock"),
         ({**CHAIN, "page_size": 64}, "served"),
+        ({"speculative_algorithm": "DDTREE", "page_size": 64}, "served"),
         ({**CHAIN, "heads": 129}, "stock"),
         ({"heads": 128}, "served"),
         ({"path": "portable"}, "served"),
@@ -263,6 +277,7 @@ def test_gate(patched: Worker, case: dict[str, Any], outcome: str) -> None:
         ({"enable_two_batch_overlap": True}, ["--enable-two-batch-overlap"]),
         ({"enable_pdmux": True}, ["--enable-pdmux"]),
         ({"page_size": 64}, ["page size 64", "--page-size 1"]),
+        ({"speculative_algorithm": "NGRAM", "page_size": 16}, ["page size 16", "--page-size 1"]),
         ({"speculative_num_draft_tokens": 257}, ["257", "256", "--speculative-num-draft-tokens"]),
         ({"speculative_algorithm": "NGRAM", "kv": "float16"}, ["NGRAM", "float16"]),
         ({"heads": 129}, ["129 query heads", "1 .. 128", "--tp-size"]),

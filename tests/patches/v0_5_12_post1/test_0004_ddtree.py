@@ -57,7 +57,13 @@ def completed(**changes: Any) -> dict[str, Any] | str:
 
 
 @pytest.mark.parametrize(
-    "given, width", [({}, 16), ({"speculative_num_draft_tokens": 64}, 64), ({"speculative_dflash_block_size": 8}, 16)]
+    "given, width",
+    [
+        ({}, 16),
+        ({"speculative_num_draft_tokens": 64}, 64),
+        ({"speculative_dflash_block_size": 8}, 16),
+        *(({"page_size": page}, 16) for page in (16, 32, 64)),
+    ],
 )
 def test_what_is_left_out_is_filled_in(patched: Worker, given: dict[str, Any], width: int) -> None:
     found = patched(completed, speculative_draft_model_path=DRAFTER, **given)
@@ -75,7 +81,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"speculative_dflash_block_size": 16}, "not the drafter's 8"),
     ({"enable_dp_attention": True}, "--enable-dp-attention"),
     ({"pp_size": 2}, "--pp-size 1"),
-    ({"page_size": 16}, "--page-size 1"),
+    ({"page_size": 128}, "--page-size 1"),
+    ({"page_size": 8}, "page sizes 1, 16, 32, 64, got 8"),
     ({"attention_backend": "fa3"}, "flashinfer or triton"),
     ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
     ({"enable_pdmux": True}, "--enable-pdmux"),
@@ -192,7 +199,7 @@ def test_the_full_mask_holds_prefix_and_ancestors(patched: Worker) -> None:
     assert patched(mask_of_a_step) == {"mask": True, "mapped": True}
 
 
-def decode(noise: float, n: int, k: int, seed: int) -> dict[str, Any]:
+def decode(noise: float, n: int, k: int, seed: int, page_size: int = 1) -> dict[str, Any]:
     """Greedy requests of different lengths to their ends, some finishing in mid-batch; accounting after each step."""
     import torch
     from tree_batch import TreeBatch, sampling
@@ -200,7 +207,7 @@ def decode(noise: float, n: int, k: int, seed: int) -> dict[str, Any]:
     stops = {1: [3, 9]}
     params = [sampling(max_new_tokens=20 + 7 * i, stop_token_ids=stops.get(i)) for i in range(5)]
     prompts = [[1, 2, 3, 4], [1, 2, 3, 5], [7, 7], [9, 10, 11, 1, 2, 3], [1, 2, 3, 4, 5]]
-    trees = TreeBatch(prompts, params, seed=seed)
+    trees = TreeBatch(prompts, params, seed=seed, page_size=page_size)
     everyone, drafts, wrong = list(trees.batch.reqs), 0, []
     while trees.batch.reqs:
         step = trees.step(4, n, k, noise)
@@ -214,7 +221,8 @@ def decode(noise: float, n: int, k: int, seed: int) -> dict[str, Any]:
             path = [int(row) - b * n for row in rows]
             parents = [int(step["tree"].parents[b, node]) for node in path]
             wrong += [] if parents == [-1, *path[:-1]] else [f"{path} is not a path: {parents}"]
-            wrong += [] if torch.equal(mapped, step["slots"][rows]) else [f"slots of {path} are out of order"]
+            kept = rows if page_size == 1 else torch.arange(b * n, b * n + length)
+            wrong += [] if torch.equal(mapped, step["slots"][kept]) else [f"slots of {path} are out of order"]
             wrong += [] if int(step["bonus"][b]) == req.output_ids[-1] else ["bonus"]
             wrong += [] if req.kv_committed_len == before + length == int(trees.batch.seq_lens[b]) else ["length"]
         wrong += [f"{trees.unaccounted()} slots lost"] if trees.unaccounted() else []
@@ -230,12 +238,19 @@ def decode(noise: float, n: int, k: int, seed: int) -> dict[str, Any]:
     return {"wrong": wrong, "drafts": drafts, "reasons": reasons, "lengths": lengths}
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("noise, n, k", [(0.5, 12, 6), (3.0, 5, 12), (0.0, 33, 12)])
+@pytest.mark.parametrize(
+    "noise, n, k, seed, page_size",
+    [
+        *((*case, seed, 1) for case in ((0.5, 12, 6), (3.0, 5, 12), (0.0, 33, 12)) for seed in range(3)),
+        (0.5, 12, 6, 0, 16),
+        (0.0, 33, 12, 1, 32),
+        (0.5, 12, 6, 2, 64),
+    ],
+)
 def test_greedy_output_is_the_targets_and_no_slot_is_lost(
-    patched: Worker, noise: float, n: int, k: int, seed: int
+    patched: Worker, noise: float, n: int, k: int, seed: int, page_size: int
 ) -> None:
-    found = patched(decode, noise=noise, n=n, k=k, seed=seed)
+    found = patched(decode, noise=noise, n=n, k=k, seed=seed, page_size=page_size)
     assert found["wrong"] == []
     assert found["drafts"] > 0
     assert found["reasons"][0] == "FINISH_LENGTH"

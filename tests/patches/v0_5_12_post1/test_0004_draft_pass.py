@@ -11,7 +11,7 @@ from worker import Worker
 BLOCK, MASK_TOKEN = 4, 11
 
 
-def prepared(ddtree: bool) -> dict[str, Any]:
+def prepared(ddtree: bool, page_size: int) -> dict[str, Any]:
     """One step's real preparation by either worker: what the drafter was given, and what the target is to verify."""
     import torch
     from absent_kernels import absent
@@ -32,7 +32,7 @@ def prepared(ddtree: bool) -> dict[str, Any]:
     from sglang.srt.treeverify.ddtree.worker import DDTreeWorker
     from tree_batch import VOCABULARY, TreeBatch, sampling
 
-    trees = TreeBatch([[1, 2, 3], [4, 5, 6, 7, 8], [9, 3]], [sampling()] * 3)
+    trees = TreeBatch([[1, 2, 3], [4, 5, 6, 7, 8], [9, 3]], [sampling()] * 3, page_size=page_size)
     batch, given = trees.batch, []
     weights = torch.randn(VOCABULARY, 6, generator=trees.generator)
     shard = SimpleNamespace(
@@ -57,7 +57,7 @@ def prepared(ddtree: bool) -> dict[str, Any]:
     worker = object.__new__(DDTreeWorker if ddtree else DFlashWorker)
     buffers = dict.fromkeys(f"_draft_block_{name}_buf" for name in ("ids", "positions", "tokens", "end"))
     worker.__dict__.update(
-        buffers, _draft_seq_lens_cpu_buf=None, block_size=BLOCK, page_size=1, device=torch.device("cpu"),
+        buffers, _draft_seq_lens_cpu_buf=None, block_size=BLOCK, page_size=page_size, device=torch.device("cpu"),
         _mask_token_id=MASK_TOKEN, model_runner=SimpleNamespace(**vars(runner), device="cpu"),
         target_worker=SimpleNamespace(model_runner=runner), draft_model_runner=drafter, tp_rank=0,
         _draft_block_spec_info=blocks_of, _block_pos_offsets=torch.arange(BLOCK),
@@ -83,13 +83,14 @@ def prepared(ddtree: bool) -> dict[str, Any]:
                  str(blocks.capture_hidden_mode), blocks.spec_info is blocks_of],
         "tokens": batch.input_ids.tolist(), "positions": batch.spec_info.positions.tolist(),
         "slots": batch.out_cache_loc.tolist(), "taken": free - trees.allocator.available_size(),
-        "mapped": trees.requests.req_to_token.tolist(), "mode": str(batch.forward_mode),
+        "page": page_size, "lengths": batch.seq_lens.tolist(), "mapped": trees.requests.req_to_token.tolist(), "mode": str(batch.forward_mode),
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def both(patched: Worker) -> tuple[dict[str, Any], dict[str, Any]]:
-    return patched(prepared, ddtree=True), patched(prepared, ddtree=False)
+@pytest.fixture(scope="module", params=[1, 16], ids="pages of {}".format)
+def both(patched: Worker, request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[str, Any]]:
+    ours, theirs = (patched(prepared, ddtree=ddtree, page_size=request.param) for ddtree in (True, False))
+    return ours, theirs
 
 
 def test_the_drafter_is_given_what_dflash_gives_it(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -106,4 +107,6 @@ def test_one_candidate_a_position_is_verified_where_dflash_verifies_its_chain(
     ours, theirs = both
     for what in ("tokens", "positions", "slots", "taken", "mapped", "mode"):
         assert ours[what] == theirs[what], what
-    assert ours["taken"] == 3 * BLOCK, "the drafter's own slots are given back"
+    page = ours["page"]
+    new = sum(-(-(length + BLOCK) // page) - -(-length // page) for length in ours["lengths"])
+    assert ours["taken"] == new * page, "the drafter's own slots are given back"

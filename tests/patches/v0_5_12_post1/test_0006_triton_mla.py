@@ -83,11 +83,11 @@ def _extend(step: Any, backend: Any, batch: Any, q_layout: str = "joined", **kwa
 
 def eager(
     kind: str, prefixes: list[int], n: int, on: bool = True, dtype: str = "bfloat16", chain: bool = False,
-    q_layout: str = "joined",
+    q_layout: str = "joined", **args: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """One eager step, against the tree and against a causal mask."""
 
-    rig = _rig(kind, n, dtype)
+    rig = _rig(kind, n, dtype, **args)
     step, backend = rig.step(prefixes, n, chain=chain), _backend(rig, on)
     batch = _batch(step, kind, backend)
     backend.init_forward_metadata(batch)
@@ -122,6 +122,17 @@ def test_other_forms_of_q(patched: Worker, q_layout: str, dtype: str) -> None:
 def test_dflash_without_mask_is_causal(patched: Worker) -> None:
     got = patched(eager, kind="dflash", prefixes=[12, 3], n=8, chain=True)
     assert got["causal"] <= BF16 and got["metadata"] == "VerifyMetadata", got
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 64])
+def test_slots_in_pages(patched: Worker, page_size: int) -> None:
+    for kind, n in (("ddtree", 9), ("dflash", 8)):
+        got = patched(
+            eager, kind=kind, prefixes=[15, 0, 64], n=n, chain=kind == "dflash", page_size=page_size,
+            speculative_eagle_topk=1,
+        )  # fmt: skip
+        assert got["tree"] <= BF16 and got["kv"] and got["metadata"] == "VerifyMetadata", got
+        assert (got["causal"] > WRONG) is (kind == "ddtree"), got
 
 
 @pytest.mark.parametrize("kind, form", [("eagle", None), ("ddtree", "FULL")])
@@ -390,7 +401,9 @@ def gate(**case: Any) -> list[Any]:
         ({"prefill_attention_backend": "fa3"}, "stock", None),
         ({"runner": {"use_mla_backend": False}}, "stock", "not MLA"),
         ({"runner": {"sliding_window_size": 128}}, "stock", "sliding windows"),
-        ({"page_size": 16}, "stock", "page size 16"),
+        ({"page_size": 16}, "stock", "page size 16"),  # an EAGLE tree, which SGLang itself cannot commit there
+        ({"speculative_algorithm": "DDTREE", "page_size": 64}, "served", "runs on treeverify's"),
+        ({"speculative_algorithm": "DFLASH", "speculative_eagle_topk": 1, "page_size": 32}, "served", "runs on"),
         ({"dtype": "float32"}, "stock", "float32"),
         ({"kv": "float8_e4m3fn"}, "served", "runs on treeverify's"),
         ({"kv": "float8_e4m3fn", "dtype": "float16"}, "stock", "float8_e4m3fn"),
