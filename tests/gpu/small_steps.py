@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "overlay" / "srt"), str(ROOT / "tests" / "support")]
 
+import kv_cases  # noqa: E402
 import tree_cases  # noqa: E402
 from treeverify.attention import abi, cases, ops, paths  # noqa: E402
 from treeverify.ddtree import head_ops  # noqa: E402
 from treeverify.ddtree import ops as tree_ops  # noqa: E402
+from treeverify.kv import ops as kv_ops  # noqa: E402
 
 WIDTHS = [(n, 8) for n in range(1, 10)] + [(13, 8)]
 """Draft tokens and heads: every row tile of both paths, and more rows than any holds."""
@@ -77,10 +80,24 @@ def head_step() -> None:
             head_ops.topk_merge(lists[None], *result)
 
 
+def kv_moves() -> None:
+    """Groups that fill a block and that don't, rows that need several blocks, slots outside."""
+    draw = random.Random(0)
+    moves = [
+        (kv_cases.paths(draw, 3, 40, 7, 200), 7), (kv_cases.rings(draw, 2, 90, 200), 90),
+        (kv_cases.apart(draw, 90, 200), 0), ([(-1, 2), (3, 1 << 40), (5, 200), (6, 7)], 0),
+    ]  # fmt: skip
+    for listed, group in moves:
+        for index in (torch.int32, torch.int64) if listed[1][1] < 1 << 31 else (torch.int64,):
+            one = kv_cases.case(0, [1152, 576, 2048, 40016], 200, listed, group=group, index=index, device="cuda")
+            kv_ops.kv_move(*one.args())
+
+
 if __name__ == "__main__":
     for target in paths.testable(torch.device("cuda")):
         verify_steps(target.path)
     prep_steps()
     tree_steps()
+    kv_moves()
     torch.cuda.synchronize()
     print("small steps: done")

@@ -36,11 +36,10 @@ class Case:
         """The memory afterwards, by plain assignment of rows that were read before."""
         after = [m.clone() for m in self.memory]
         count = len(self.src) if self.count is None else min(max(int(self.count), 0), len(self.src))
-        pairs = zip(self.src[:count].tolist(), self.dst[:count].tolist(), strict=True)
-        inside = range(self.buffers.slots)
-        for a, b in [(a, b) for a, b in pairs if a in inside and b in inside]:
-            for before, now in zip(self.memory, after, strict=True):
-                now[GUARD + b] = before[GUARD + a]
+        src, dst = self.src[:count].long(), self.dst[:count].long()
+        moves = (src != dst) & (src >= 0) & (src < self.buffers.slots) & (dst >= 0) & (dst < self.buffers.slots)
+        for before, now in zip(self.memory, after, strict=True):
+            now[GUARD + dst[moves]] = before[GUARD + src[moves]]
         return after
 
 

@@ -83,7 +83,8 @@ def prepared(ddtree: bool, page_size: int) -> dict[str, Any]:
                  str(blocks.capture_hidden_mode), blocks.spec_info is blocks_of],
         "tokens": batch.input_ids.tolist(), "positions": batch.spec_info.positions.tolist(),
         "slots": batch.out_cache_loc.tolist(), "taken": free - trees.allocator.available_size(),
-        "page": page_size, "lengths": batch.seq_lens.tolist(), "mapped": trees.requests.req_to_token.tolist(), "mode": str(batch.forward_mode),
+        "page": page_size, "lengths": batch.seq_lens.tolist(),
+        "mapped": trees.requests.req_to_token.tolist(), "mode": str(batch.forward_mode),
     }  # fmt: skip
 
 

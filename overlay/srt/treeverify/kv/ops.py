@@ -33,20 +33,20 @@ class MoveArgs(NamedTuple):
     slots: int  # rows of every buffer
     src: torch.Tensor  # int32 or int64 [capacity]
     dst: torch.Tensor  # [capacity], as src
-    count: torch.Tensor | None  # int32 [1]: entries that are there, the first ones; None: all
+    entries: torch.Tensor | None  # int32 [1]: how many are there, the first ones; None: all
     group: int  # entries of a group, 1 .. 256; 0: each is one of its own
 
 
 _lib = torch.library.Library("treeverify", "FRAGMENT")
 _lib.define(
-    "kv_move(Tensor(a!) bases, Tensor row_bytes, int longest, int slots, Tensor src, Tensor dst, Tensor? count, "
+    "kv_move(Tensor(a!) bases, Tensor row_bytes, int longest, int slots, Tensor src, Tensor dst, Tensor? entries, "
     "int group) -> ()"
 )
 
 
 def _problems(a: MoveArgs) -> Iterator[str]:
     yield from not_typed(torch.int64, bases=a.bases, row_bytes=a.row_bytes)
-    yield from not_typed(torch.int32, count=a.count)
+    yield from not_typed(torch.int32, entries=a.entries)
     yield from not_index(src=a.src, dst=a.dst)
     if a.src.dtype != a.dst.dtype:
         yield f"src is {a.src.dtype} and dst {a.dst.dtype}, expected the same"
@@ -54,15 +54,15 @@ def _problems(a: MoveArgs) -> Iterator[str]:
         yield f"bases is {tuple(a.bases.shape)} and row_bytes {tuple(a.row_bytes.shape)}, expected [buffers] both"
     if a.src.dim() != 1 or a.src.shape != a.dst.shape:
         yield f"src is {tuple(a.src.shape)} and dst {tuple(a.dst.shape)}, expected [capacity] both"
-    if a.count is not None and a.count.numel() != 1:
-        yield f"count has {a.count.numel()} entries, expected 1"
+    if a.entries is not None and a.entries.numel() != 1:
+        yield f"entries has {a.entries.numel()} elements, expected 1"
     if a.longest < PIECE_BYTES or a.longest % PIECE_BYTES:
         yield f"rows of up to {a.longest} bytes, expected a multiple of {PIECE_BYTES}"
     if a.slots < 1:
         yield f"{a.slots} slots, expected at least 1"
     if not 0 <= a.group <= MAX_GROUP:
         yield f"groups of {a.group} entries are not within 0 .. {MAX_GROUP}"
-    yield from not_dense(bases=a.bases, row_bytes=a.row_bytes, src=a.src, dst=a.dst, count=a.count)
+    yield from not_dense(bases=a.bases, row_bytes=a.row_bytes, src=a.src, dst=a.dst, entries=a.entries)
 
 
 def _move_cuda(*args: Any) -> None:
@@ -73,7 +73,7 @@ def _move_cuda(*args: Any) -> None:
         row_bytes=a.row_bytes.data_ptr(),
         src=a.src.data_ptr(),
         dst=a.dst.data_ptr(),
-        count=None if a.count is None else a.count.data_ptr(),
+        count=None if a.entries is None else a.entries.data_ptr(),
         slots=a.slots,
         index_bytes=INDEX_BYTES[a.src.dtype],
         capacity=a.src.numel(),
@@ -87,7 +87,7 @@ def _move_cuda(*args: Any) -> None:
 def _move_cpu(*args: Any) -> None:
     a = MoveArgs(*args)
     check(_problems(a))
-    count = a.src.numel() if a.count is None else min(max(int(a.count), 0), a.src.numel())
+    count = a.src.numel() if a.entries is None else min(max(int(a.entries), 0), a.src.numel())
     moves = reference.Moves.of(a.src[:count], a.dst[:count], a.slots, a.group)
     check(moves.problems())
     for base, row_bytes in zip(a.bases.tolist(), a.row_bytes.tolist(), strict=True):

@@ -82,18 +82,18 @@ class Mover:
         self.buffers = Buffers.of([tensor for pool in pools for tensor in tensors_of(pool)])
 
     def __call__(
-        self, src: torch.Tensor, dst: torch.Tensor, count: torch.Tensor | None = None, group: int = 0
+        self, src: torch.Tensor, dst: torch.Tensor, entries: torch.Tensor | None = None, group: int = 0
     ) -> None:
         """Launches the move, after whatever a hierarchical cache still loads into these pools.
 
         Args:
             src: int32 or int64 [capacity], slots; dst: the same.
-            count: int32 [1], None for all; group: see ops.MoveArgs.
+            entries: int32 [1], None for all; group: see ops.MoveArgs.
         """
         for pool in self._pools:
             _await_layers(pool)
         to = self.buffers
-        _kv_move(to.bases, to.row_bytes, to.longest, to.slots, src, dst, count, group)
+        _kv_move(to.bases, to.row_bytes, to.longest, to.slots, src, dst, entries, group)
 
 
 def _await_layers(pool: KVCache) -> None:
