@@ -65,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row for row in store.rows.values() if all(row[name] == value for name, value in label.items())]
     where = environment() if cuda else {"card": "cpu", "torch": torch.__version__}
     header = {
-        **where, "commit": args.commit, "command": " ".join(sys.argv), "seed": 0,
-        "measured": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **where, "commit": args.commit, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **rounded({"copy_gbs": copy, "copy_gbs_at_the_end": copy_gbs(timer, device)}),
     }  # fmt: skip
     judged, worth = gates(rows), payback(rows, args.layers)

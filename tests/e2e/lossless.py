@@ -5,8 +5,8 @@
 
 Servers run side by side. In float32 on SGLang's own Triton backend, which honours masks and is not ours, greedy output
 with trees of 16 and 64 nodes must equal greedy output without speculation: an MLA target (trained) and a grouped-query
-one (tiny_gqa.py); where the mask shows nodes each other's branches it must not. In bf16, a tree of the block's
-length with one candidate a position (TREEVERIFY_DDTREE_TOPK=1) must give DFLASH's tokens in DFLASH's number of steps,
+one (tiny_gqa.py), on pages of one token and larger ones; where the mask shows nodes each other's branches, or
+accepted KV is not moved within its pages, it must not. In bf16, a tree of the block's length with one candidate a position (TREEVERIFY_DDTREE_TOPK=1) must give DFLASH's tokens in DFLASH's number of steps,
 request by request. The grouped-query target on FlashInfer in bf16 is judged by teacher forcing, as judge.py does it.
 """
 
@@ -55,9 +55,9 @@ EXACT = {"TRITON_F32_DEFAULT": "ieee"}
 """Triton's float32 products are TF32 unless told otherwise."""
 
 
-def exact(model: str, nodes: int = 0, *hooks: str) -> Server:
-    """A float32 server on Triton: without speculation, or with trees of that many nodes."""
-    tree = {**DDTREE, "speculative_num_draft_tokens": nodes} if nodes else {}
+def exact(model: str, nodes: int = 0, *hooks: str, page: int = 1) -> Server:
+    """A float32 server on Triton: without speculation, or with trees of that many nodes, on pages of so many tokens."""
+    tree = {**DDTREE, "speculative_num_draft_tokens": nodes, "page_size": page} if nodes else {}
     return Server(model, {**FLOAT32, **tree}, ("native", *hooks), EXACT)
 
 
@@ -73,10 +73,13 @@ SERVERS = {
     "mla_tree": exact("mla", WIDTH),
     "mla_wide": exact("mla", WIDE),
     "mla_causal": exact("mla", WIDTH, "causal"),
+    "mla_pages": exact("mla", WIDTH, page=16),
+    "mla_unmoved": exact("mla", WIDTH, "unmoved", page=16),
     "gqa_alone": exact("gqa"),
     "gqa_tree": exact("gqa", WIDTH),
     "gqa_wide": exact("gqa", WIDE),
     "gqa_causal": exact("gqa", WIDTH, "causal"),
+    "gqa_pages": exact("gqa", WIDE, page=64),
     "mla_dflash": one_by_one("mla", "flashinfer", "DFLASH"),
     "mla_chain": one_by_one("mla", "flashinfer", "DDTREE"),
     "mla_dflash_triton": one_by_one("mla", "triton", "DFLASH"),
@@ -100,9 +103,12 @@ PAIRS = [
     Pair("mla_tree", "mla_alone"),
     Pair("mla_wide", "mla_alone"),
     Pair("mla_causal", "mla_alone", equal=False),
+    Pair("mla_pages", "mla_alone"),
+    Pair("mla_unmoved", "mla_alone", equal=False),
     Pair("gqa_tree", "gqa_alone"),
     Pair("gqa_wide", "gqa_alone"),
     Pair("gqa_causal", "gqa_alone", equal=False),
+    Pair("gqa_pages", "gqa_alone"),
     Pair("mla_chain", "mla_dflash", steps=True),
     Pair("mla_chain_triton", "mla_dflash_triton", steps=True),
 ]

@@ -48,6 +48,7 @@ MODES = {
     "ddtree_eager": Mode({**DDTREE, "disable_cuda_graph": True}),
     "ddtree_wide": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}),
     "ddtree_widths": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}, ADAPT, hooks=("alternate",)),
+    "ddtree_pages": Mode({**DDTREE, "page_size": 64}),
     "ddtree_mask_dropped": Mode(DDTREE, _DROP, right=False),
     "ngram_triton": Mode({**_NGRAM, **_TRITON}, _ON_TRITON, trace=True),
     "ngram_triton_mask_dropped": Mode({**_NGRAM, **_TRITON}, {**_ON_TRITON, **_DROP}, right=False),

@@ -4,6 +4,7 @@
 * `native`: float32. SGLang's fused norm, rotary and activation kernels take half precision; their own plain PyTorch
   forms stand in.
 * `causal`: a negative control. DDTREE's mask for SGLang's own backends shows every node all nodes before it.
+* `unmoved`: a negative control. DDTREE's accepted KV stays where the tree had it, and its slots are a chain's.
 * `alternate`: DDTREE's trees take another width every step, where they may (TREEVERIFY_DDTREE_ADAPT=1).
 * `watch`: whenever the scheduler is idle after it has done something, one JSON line about its pools is appended to the
   file named by $TV_E2E_WATCH.
@@ -48,7 +49,7 @@ def run_scheduler(*arguments: Any, **more: Any) -> Any:
 
     rank = arguments[TP_RANK]
     hooks = {
-        "native": native, "causal": causal, "alternate": alternate, "watch": watch, "steps": lambda: steps(rank),
+        "native": native, "causal": causal, "unmoved": unmoved, "alternate": alternate, "watch": watch, "steps": lambda: steps(rank),
         "other_candidates": lambda: other_candidates(rank), "other_manifest": lambda: other_manifest(rank),
     }  # fmt: skip
     for name in os.environ.get(NAMES, "").split():
@@ -74,6 +75,13 @@ def causal() -> None:
 
     honest = verify_input.full_mask
     verify_input.full_mask = lambda visible, prefix_lens: honest(visible.new_ones(visible.shape).tril(), prefix_lens)
+
+
+def unmoved() -> None:
+    """No KV moves."""
+    from sglang.srt.treeverify.kv.pools import Mover
+
+    Mover.__call__ = lambda self, *arguments, **more: None
 
 
 def alternate() -> None:
@@ -177,10 +185,12 @@ def pools(scheduler: Any) -> dict[str, Any]:
     import torch
 
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
-    free = torch.cat([allocator.free_pages, allocator.release_pages])
+    page = allocator.page_size
+    pages = torch.cat([allocator.free_pages, allocator.release_pages])
+    free = (pages[:, None] * page + torch.arange(page, device=pages.device)).flatten()
     cached = cache.all_values_flatten() if cache.root_node.children else free[:0]
     together = torch.cat([free, cached.to(free)]).sort().values
-    whole = torch.arange(1, allocator.size + 1, dtype=together.dtype, device=together.device)
+    whole = torch.arange(page, allocator.size + page, dtype=together.dtype, device=together.device)
     return {
         "total": int(allocator.size), "free": len(free), "cached": len(cached),
         "each_once": together.shape == whole.shape and bool(torch.equal(together, whole)),

@@ -58,28 +58,50 @@ def widths_in_turn() -> list[int]:
         Budget.choose = own
 
 
-def pool_books(wrong: str) -> dict[str, Any]:
-    """A pool of twelve slots, five of them in the radix cache; `wrong` says what was done to it."""
+def kv_moved_or_not() -> list[bool]:
+    """Whether a row is where it was sent, without the hook and with it."""
+    import scheduler_hooks
+    import torch
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+    from sglang.srt.treeverify.kv.pools import Mover
+
+    pool, found, honest = MLATokenToKVPool(32, 16, torch.bfloat16, 8, 8, 1, "cpu", False), [], Mover.__call__
+    try:
+        for value in (1, 2):
+            pool.kv_buffer[0][20] = value
+            Mover(pool)(torch.tensor([20]), torch.tensor([30]))
+            found.append(bool((pool.kv_buffer[0][30] == value).all()))
+            scheduler_hooks.unmoved()
+    finally:
+        Mover.__call__ = honest
+    return found
+
+
+def pool_books(wrong: str, page: int = 1) -> dict[str, Any]:
+    """A pool of twelve pages, five of them in the radix cache; `wrong` says what was done to it."""
     import torch
     from scheduler_hooks import pools
-    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
     rows = ReqToTokenPool(4, 8, "cpu", False)
-    allocator = TokenToKVPoolAllocator(12, torch.float32, "cpu", None, False)
-    cache = RadixCache(CacheInitParams(False, rows, allocator, 1))
+    if page == 1:
+        allocator = TokenToKVPoolAllocator(12, torch.float32, "cpu", None, False)
+    else:
+        allocator = PagedTokenToKVPoolAllocator(12 * page, page, torch.float32, "cpu", None, False)
+    cache = RadixCache(CacheInitParams(False, rows, allocator, page))
     if wrong != "nothing cached":
-        cache.insert(InsertParams(key=RadixKey([7, 8, 9, 7, 7]), value=allocator.alloc(5)))
+        cache.insert(InsertParams(key=RadixKey([7, 8, 9, 7, 7] * page), value=allocator.alloc(5 * page)))
     if wrong == "leak":
-        allocator.alloc(1)
+        allocator.alloc(page)
     if wrong == "freed twice":
-        allocator.free(torch.tensor([9]))
+        allocator.free(torch.tensor([9 * page]))
     if wrong == "leak and freed twice":
-        allocator.alloc(1)
-        allocator.free(torch.tensor([9]))
+        allocator.alloc(page)
+        allocator.free(torch.tensor([9 * page]))
     scheduler = SimpleNamespace(
         token_to_kv_pool_allocator=allocator, tree_cache=cache, req_to_token_pool=rows, forward_ct=3
     )
@@ -111,23 +133,29 @@ def test_native_hook(patched: Worker) -> None:
     assert patched(native_forms) == [True] * 3
 
 
+def test_unmoved_hook(patched: Worker) -> None:
+    assert patched(kv_moved_or_not) == [True, False]
+
+
 def test_alternate_hook_takes_all_widths_in_turn(patched: Worker) -> None:
     assert patched(widths_in_turn) == [8, 16, 64, 8, 16, 64, 8]
 
 
+@pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("wrong", ["", "nothing cached"])
-def test_whole_pool(patched: Worker, wrong: str) -> None:
+def test_whole_pool(patched: Worker, wrong: str, page: int) -> None:
     import churn
 
-    books = patched(pool_books, wrong=wrong)
-    assert churn.exact_pool(books) and books["cached"] == (0 if wrong else 5)
+    books = patched(pool_books, wrong=wrong, page=page)
+    assert churn.exact_pool(books) and books["cached"] == (0 if wrong else 5 * page)
 
 
+@pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("wrong", ["leak", "freed twice", "leak and freed twice"])
-def test_lost_and_doubled_slots_are_found(patched: Worker, wrong: str) -> None:
+def test_lost_and_doubled_slots_are_found(patched: Worker, wrong: str, page: int) -> None:
     import churn
 
-    assert not churn.exact_pool(patched(pool_books, wrong=wrong))
+    assert not churn.exact_pool(patched(pool_books, wrong=wrong, page=page))
 
 
 def test_all_servers_have_arguments_that_sglang_takes(patched: Worker, tmp_path: Path) -> None:

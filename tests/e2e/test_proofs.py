@@ -97,7 +97,7 @@ def test_waves_are_judged() -> None:
         return [row.get("ok") for row in churn.judge(name, data)]
 
     assert oks("float32") == oks("bf16") == [True, True]
-    assert oks("float32", wrong=1) == [False, True] and oks("bf16", wrong=1) == [True, True]
+    assert oks("float32", wrong=1) == oks("pages", wrong=1) == [False, True] and oks("bf16", wrong=1) == [True, True]
     assert oks("bf16", broken=1) == oks("bf16", shown=False) == [False, True]
     assert oks("dflash", broken=1) == [None, None]
     for after in ({**free, "free": 6, "cached": 4}, {**free, "batch_sizes": [1, 2, 4, 8]}):

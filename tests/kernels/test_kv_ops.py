@@ -9,7 +9,7 @@ import pytest
 import torch
 from kv_cases import apart, case, paths, rings
 from torch._subclasses.fake_tensor import FakeTensorMode
-from treeverify.kv import ops
+from treeverify.kv import ops, selftest
 from treeverify.kv.pools import Buffers, Unmovable
 
 
@@ -77,6 +77,10 @@ def test_buffers_that_cannot_be_moved_in_pieces():
     for tensor in (torch.zeros(4, 3), torch.zeros(4, 8)[:, :4], torch.zeros(40)[1:33].view(4, 8)):
         with pytest.raises(Unmovable, match="pieces of 16 bytes"):
             Buffers.of([tensor])
+
+
+def test_the_selftest_moves_every_row():
+    assert [row["ok"] for row in selftest.rows(0, "cpu")] == [True] * len(selftest.SHAPES)
 
 
 def test_fakes_trace_without_running():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -77,6 +78,23 @@ def test_a_unit_of_another_architecture_has_no_kernel(unit, tmp_path):
     assert counts(unit, "120", tmp_path, "-DTV_HOST_ONLY") == {}
 
 
-@pytest.mark.parametrize(("unit", "kernel"), [("tree/build.cu", "tv_build_tree"), ("tree/walk.cu", "tv_walk_tree")])
-def test_tree_kernels_stay_in_registers(unit, kernel, tmp_path):
+@pytest.mark.parametrize(
+    ("unit", "kernel"),
+    [("tree/build.cu", "tv_build_tree"), ("tree/walk.cu", "tv_walk_tree"), ("kv/move.cu", "tv_kv_move_rows")],
+)
+def test_small_kernels_stay_in_registers(unit, kernel, tmp_path):
     assert counts(unit, "120", tmp_path)[kernel]["spill"] == 0
+
+
+def test_rows_are_moved_sixteen_bytes_at_a_time(tmp_path):
+    """A load and a store of them for each piece that a thread holds, and no narrower store to global memory."""
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc on PATH")
+    target = tmp_path / "move.ptx"
+    options = ["-std=c++17", "-O3", f"-I{KERNELS}", "-arch=compute_80", "-ptx"]
+    subprocess.run([nvcc, *options, "-o", str(target), str(KERNELS / "kv" / "move.cu")], check=True)
+    ptx = target.read_text()
+    stores = re.findall(r"st\.global\S*", ptx)
+    assert len(re.findall(r"ld\.global\.v4\.\w32", ptx)) == len(stores) == 8
+    assert all(store.startswith("st.global.v4.") for store in stores)

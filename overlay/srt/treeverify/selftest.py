@@ -27,6 +27,7 @@ import torch
 from .attention import abi, cases, ops, paths, reference
 from .attention.plan import KEY_DIM, mask_words
 from .ddtree import selftest as trees
+from .kv import selftest as moves
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float8_e4m3fn: 5e-3, torch.float8_e5m2: 5e-3}
 """Worst row's relative L2 error, by what the KV pool holds; of fp8 against a reference on the same fp8."""
@@ -159,7 +160,7 @@ def served(targets: list[paths.Target]) -> list[tuple[paths.Target, list[torch.d
 
 
 def rows(buckets: list[Bucket], targets: list[paths.Target]) -> Iterator[dict[str, Any]]:
-    """Every check of every bucket, then those of draft trees."""
+    """Every check of every bucket, then those of draft trees and of moved KV."""
     for bucket in buckets:
         yield check_prep(bucket)
         for target, dtypes in served(targets):
@@ -167,6 +168,7 @@ def rows(buckets: list[Bucket], targets: list[paths.Target]) -> Iterator[dict[st
                 for variant in VARIANTS:
                     yield check(bucket, variant, dtype, target)
     yield from trees.rows(SEED)
+    yield from moves.rows(SEED)
 
 
 def environment() -> dict[str, str | None]:
