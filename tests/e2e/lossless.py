@@ -5,9 +5,10 @@
 
 Servers run side by side. In float32 on SGLang's own Triton backend, which honours masks and is not ours, greedy output
 with trees of 16 and 64 nodes must equal greedy output without speculation: an MLA target (trained) and a grouped-query
-one (tiny_gqa.py), on pages of one token and larger ones; where the mask shows nodes each other's branches, or
-accepted KV is not moved within its pages, it must not. In bf16, a tree of the block's length with one candidate a position (TREEVERIFY_DDTREE_TOPK=1) must give DFLASH's tokens in DFLASH's number of steps,
-request by request. The grouped-query target on FlashInfer in bf16 is judged by teacher forcing, as judge.py does it.
+one (tiny_gqa.py), on pages of one token and on larger ones; where the mask shows nodes each other's branches, or
+accepted KV is not moved within its pages, it must not. In bf16, a tree of the block's length with one candidate a
+position (TREEVERIFY_DDTREE_TOPK=1) must give DFLASH's tokens in DFLASH's number of steps, request by request. The
+grouped-query target on FlashInfer in bf16 is judged by teacher forcing, as judge.py does it.
 """
 
 from __future__ import annotations

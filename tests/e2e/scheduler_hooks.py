@@ -49,8 +49,9 @@ def run_scheduler(*arguments: Any, **more: Any) -> Any:
 
     rank = arguments[TP_RANK]
     hooks = {
-        "native": native, "causal": causal, "unmoved": unmoved, "alternate": alternate, "watch": watch, "steps": lambda: steps(rank),
-        "other_candidates": lambda: other_candidates(rank), "other_manifest": lambda: other_manifest(rank),
+        "native": native, "causal": causal, "unmoved": unmoved, "alternate": alternate, "watch": watch,
+        "steps": lambda: steps(rank), "other_candidates": lambda: other_candidates(rank),
+        "other_manifest": lambda: other_manifest(rank),
     }  # fmt: skip
     for name in os.environ.get(NAMES, "").split():
         hooks[name]()
