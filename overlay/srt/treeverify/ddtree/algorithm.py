@@ -109,8 +109,8 @@ def _refuse(args: ServerArgs) -> None:
         "does not support prefill-decode disaggregation, which hands no draft KV over: drop --disaggregation-mode": (
             args.disaggregation_mode != "null"
         ),
-        f"serves page sizes {', '.join(map(str, PAGE_SIZES))}, got {args.page_size}: pass --page-size 1 or one of "
-        "these": args.page_size not in (None, *PAGE_SIZES),
+        f"serves page sizes {', '.join(map(str, PAGE_SIZES))}, got {args.page_size}: pass --page-size 1, or another "
+        "of these": args.page_size not in (None, *PAGE_SIZES),
         f"would have its tree mask ignored by the {backend} attention backend: pass --attention-backend "
         + " or ".join(BACKENDS): backend not in (None, *BACKENDS),
         f"needs CUDA graphs to adapt its trees: drop --disable-cuda-graph, or unset {ADAPT}": (

@@ -101,16 +101,12 @@ def places(paths: Sequence[Sequence[int]], n: int, prefix_lens: Sequence[int], p
     nodes = [b * n + node for b, path in enumerate(paths) for node in path]
     if page_size == 1:
         return Places(nodes, nodes, np.delete(np.arange(len(paths) * n), nodes), [()] * len(paths))
-    kept: list[int] = []
-    freed: list[int] = []
-    moves = []
-    for b, (path, prefix) in enumerate(zip(paths, prefix_lens, strict=True)):
-        first, length = b * n, len(path)
-        kept += range(first, first + length)
-        # The page that the last committed token is in stays, as far as it was allocated.
-        freed += range(first + min(-(-(prefix + length) // page_size) * page_size - prefix, n), first + n)
-        moves.append([(first + node, first + i) for i, node in enumerate(path) if node != i])
-    return Places(nodes, kept, freed, moves)
+    rows, steps, prefixes = np.arange(len(paths) * n).reshape(-1, n), np.arange(n), np.array(prefix_lens)
+    lengths = np.array([len(path) for path in paths])
+    # The page that the last committed token is in stays, as far as it was allocated.
+    stay = -(-(prefixes + lengths) // page_size) * page_size - prefixes
+    moves = [[(b * n + node, b * n + i) for i, node in enumerate(path) if node != i] for b, path in enumerate(paths)]
+    return Places(nodes, rows[steps < lengths[:, None]], rows[steps >= stay[:, None]], moves)
 
 
 @dataclass(frozen=True)
