@@ -99,7 +99,8 @@ def test_the_overlay_is_followed_to_its_launches(patched: Report) -> None:
     wanted |= {f"ddtree/ops.py::_{op}_cuda" for op in ("build", "walk")}
     wanted |= {f"ddtree/head_ops.py::_{op}_cuda" for op in ("lists", "merge")}
     wanted |= {"attention/launch.py::launch", "attention/verifier.py::Verifier.replay", "ddtree/sampling.py::predict"}
-    wanted |= {"attention/verifier.py::Verifier.refresh", "ddtree/budget/acceptance.py::Acceptance.observe"}
+    wanted |= {"attention/verifier.py::Verifier.refresh", "attention/packed.py::PackedPrep.__call__"}
+    wanted |= {"attention/packed.py::PackedVerify.__call__", "ddtree/budget/acceptance.py::Acceptance.observe"}
     wanted |= {"ddtree/draft_pass.py::DraftPass.__call__", "ddtree/draft_kv.py::DraftKV._write"}
     assert wanted <= followed, wanted - followed
 
@@ -108,7 +109,8 @@ HURTS = {
     "attention/verifier.py": ("raw_bs, self.raw_bs = self.raw_bs, None", "int(seq_lens.sum())", "host-read"),
     "attention/buffers.py": ("heads = layer.tp_q_head_num", "q.sum().item()", "host-read"),
     "attention/ops.py": ("a = PrepArgs(*args)", "a.seq_lens.tolist()", "host-read"),
-    "attention/launch.py": ('entry = getattr(abi.library(), f"tv_{what}")', "torch.cuda.synchronize()", "synchronize"),
+    "attention/packed.py": ("p = self._params", "seq_lens.tolist()", "host-read"),
+    "attention/launch.py": ("entry, index = abi.entry(what), device.index", "torch.cuda.synchronize()", "synchronize"),
     "ddtree/penalties.py": ("path = tree.visible()", "tree.tokens[tree.depths > 0]", "mask-index"),
     "ddtree/tree.py": ("row = 2 * deep + 2", "torch.tensor([1], device=predicted.device)", "upload"),
 }

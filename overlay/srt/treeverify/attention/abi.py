@@ -6,7 +6,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 MASK_NONE, MASK_PACKED, MASK_FULL, MASK_QLEN = range(4)
 PATH_AUTO, PATH_PORTABLE, PATH_HOPPER, PATH_NARROW = range(4)
@@ -56,7 +58,7 @@ def library_path() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """libtreeverify with its argument types declared.
+    """libtreeverify with its argument types declared; `entry` has those of the launches.
 
     Raises:
         RuntimeError: the library is not there or does not load.
@@ -69,9 +71,6 @@ def library() -> ctypes.CDLL:
             f"treeverify: cannot load its kernels from {path}: {e}. `apply.py apply --sglang DIR` on this machine "
             "builds and installs them."
         ) from e
-    lib.tv_mla_verify.argtypes = [ctypes.POINTER(VerifyParams), ctypes.c_void_p]
-    lib.tv_mla_prep.argtypes = [ctypes.POINTER(PrepParams), ctypes.c_void_p]
-    lib.tv_mla_plan.argtypes = [ctypes.POINTER(PlanParams), ctypes.c_void_p]
     lib.tv_mla_path.argtypes = [*3 * [ctypes.c_int], *2 * [ctypes.POINTER(ctypes.c_int)]]
     lib.tv_kernel_info.argtypes = [
         ctypes.c_int,
@@ -82,6 +81,14 @@ def library() -> ctypes.CDLL:
     lib.tv_error_string.argtypes = [ctypes.c_int]
     lib.tv_error_string.restype = ctypes.c_char_p
     return lib
+
+
+@functools.cache
+def entry(what: str) -> Callable[[object, int], int]:
+    """tv_<what>, which takes the address of its parameters and a stream, and returns a cudaError_t."""
+    found = getattr(library(), f"tv_{what}")
+    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return cast("Callable[[object, int], int]", found)
 
 
 def check(code: int, what: str) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import abi, ops  # noqa: F401 - ops defines the ops
+from . import abi, ops  # noqa: F401 - ops defines mla_verify
+from .packed import PackedVerify
 from .paths import Target
 from .plan import LATENT, Cut, mask_words, plan_size, workspace_floats
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-_mla_plan = torch.ops.treeverify.mla_plan.default
 _mla_verify = torch.ops.treeverify.mla_verify.default
 
 KV_LIMIT = 2**31
@@ -81,14 +81,11 @@ class VerifyMetadata:
     """What mla_plan shares out, 0 without a plan."""
     split_indptr: torch.Tensor | None = None
     """int32 [>= plan_size(bs)]: the plan."""
+    packed: PackedVerify | None = None
+    """Calls mla_verify where the layers come here every step: not for graphs."""
     prefill_wrapper: None = None
     decode_wrapper: None = None
     """SGLang's forward_extend and forward_decode read these names first; there is no FlashInfer wrapper here."""
-
-    def share_splits(self) -> None:
-        """Launches mla_plan for the lengths in kv_indptr, where this bucket is planned."""
-        if self.split_indptr is not None:
-            _mla_plan(self.kv_indptr, self.bs, self.splits, self.split_indptr)
 
     def attend(
         self,
@@ -115,7 +112,7 @@ class VerifyMetadata:
             q = q.view(-1, heads, layer.head_dim)
             q, q_rope = q[..., :LATENT], q[..., LATENT:]
         out = q.new_empty(q.shape) if out is None else out.view(-1, heads, LATENT)
-        _mla_verify(
+        args = (
             q,
             q_rope,
             forward_batch.token_to_kv_pool.get_key_buffer(layer.layer_id),
@@ -139,6 +136,10 @@ class VerifyMetadata:
             0 if self.splits else self.cut.taper,
             k_scale,
         )
+        if self.packed is not None and k_scale == 1.0 and q.is_cuda and not torch.compiler.is_compiling():
+            self.packed(*args)
+        else:
+            _mla_verify(*args)
         return out.view(-1, heads * LATENT)
 
 
@@ -178,9 +179,12 @@ class EagerBuffers:
         self.kv_indices = empty.to(geometry.index)
         self.mask, self.workspace = empty.long(), empty.float()
         self._qo_indptr: dict[int, torch.Tensor] = {}
+        self._last: VerifyMetadata | None = None
 
     def metadata(self, bs: int, n: int, kv: int) -> VerifyMetadata:
         """Metadata of a batch of `bs` requests, `n` draft tokens each, with `kv` slots in all.
+
+        The last one again, where it fits: then nothing is packed anew.
 
         Raises:
             RuntimeError: more slots than kv_indptr counts.
@@ -190,6 +194,9 @@ class EagerBuffers:
                 f"treeverify: a verify batch of {bs} requests holds {kv} KV slots, more than {KV_LIMIT - 1}, what the "
                 "int32 kv_indptr counts; lower --max-running-requests or --context-length"
             )
+        last = self._last
+        if last is not None and (last.bs, last.n) == (bs, n) and last.kv_indices.numel() >= kv:
+            return last
         self.kv_indptr = grown(self.kv_indptr, bs + 1)
         self.split_indptr = grown(self.split_indptr, plan_size(bs))
         self.kv_indices = grown(self.kv_indices, kv)
@@ -197,11 +204,17 @@ class EagerBuffers:
         self.workspace = grown(self.workspace, self.geometry.workspace(bs, n))
         if n not in self._qo_indptr or self._qo_indptr[n].numel() <= bs:
             self._qo_indptr[n] = _steps(bs, n, self.geometry.device)
-        return _metadata(self.geometry, bs, n, self, self._qo_indptr[n])
+        self._last = _metadata(self.geometry, bs, n, self, self._qo_indptr[n], PackedVerify())
+        return self._last
 
 
 def _metadata(
-    geometry: Geometry, bs: int, n: int, buffers: GraphBuffers | EagerBuffers, qo_indptr: torch.Tensor
+    geometry: Geometry,
+    bs: int,
+    n: int,
+    buffers: GraphBuffers | EagerBuffers,
+    qo_indptr: torch.Tensor,
+    packed: PackedVerify | None = None,
 ) -> VerifyMetadata:
     planned = geometry.planned(bs, n)
     return VerifyMetadata(
@@ -216,6 +229,7 @@ def _metadata(
         path=geometry.path,
         splits=planned,
         split_indptr=buffers.split_indptr if planned else None,
+        packed=packed,
     )
 
 

@@ -106,7 +106,8 @@ _lib.define(
 _lib.define("mla_plan(Tensor kv_indptr, int bs, int splits, Tensor(a!) split_indptr) -> ()")
 
 
-def _prep_problems(a: PrepArgs) -> Iterator[str]:
+def prep_problems(a: PrepArgs) -> Iterator[str]:
+    """What is wrong with the arguments of mla_prep."""
     if not 0 <= a.raw_bs <= a.bs:
         yield f"raw_bs {a.raw_bs} is not within the batch size {a.bs}"
     if not 0 <= a.n <= MAX_Q:
@@ -140,12 +141,14 @@ def _prep_problems(a: PrepArgs) -> Iterator[str]:
         yield from too_short(a.raw_bs * a.n * mask_words(a.n), custom_mask=a.custom_mask)
 
 
-def _prep_cuda(*args: Any) -> None:
-    a = PrepArgs(*args)
-    if a.bs == 0:
-        return
-    check(_prep_problems(a))
-    params = abi.PrepParams(
+def prep_params(a: PrepArgs) -> abi.PrepParams:
+    """The arguments of tv_mla_prep.
+
+    Raises:
+        ValueError: they are wrong; the message says which.
+    """
+    check(prep_problems(a))
+    return abi.PrepParams(
         req_to_token=a.req_to_token.data_ptr(),
         req_pool_indices=a.req_pool_indices.data_ptr(),
         seq_lens=a.seq_lens.data_ptr(),
@@ -163,12 +166,17 @@ def _prep_cuda(*args: Any) -> None:
         bs=a.bs,
         n=a.n,
     )
-    launch("mla_prep", params, a.kv_indptr.device)
+
+
+def _prep_cuda(*args: Any) -> None:
+    a = PrepArgs(*args)
+    if a.bs:
+        launch("mla_prep", prep_params(a), a.kv_indptr.device)
 
 
 def _prep_cpu(*args: Any) -> None:
     a = PrepArgs(*args)
-    check(_prep_problems(a))
+    check(prep_problems(a))
     words, at, mask_at = mask_words(a.n), 0, 0
     packed = a.packed_mask.view(torch.int64).view(-1)[: a.bs * a.n * words].view(a.bs, a.n, words)
     a.kv_indptr[0] = 0
@@ -199,13 +207,21 @@ def _plan_problems(a: PlanArgs) -> Iterator[str]:
     yield from too_short(plan_size(a.bs), split_indptr=a.split_indptr)
 
 
-def _plan_cuda(*args: Any) -> None:
-    a = PlanArgs(*args)
+def plan_params(a: PlanArgs) -> abi.PlanParams:
+    """The arguments of tv_mla_plan.
+
+    Raises:
+        ValueError: they are wrong; the message says which.
+    """
     check(_plan_problems(a))
-    params = abi.PlanParams(
+    return abi.PlanParams(
         kv_indptr=a.kv_indptr.data_ptr(), split_indptr=a.split_indptr.data_ptr(), bs=a.bs, splits=a.splits
     )
-    launch("mla_plan", params, a.kv_indptr.device)
+
+
+def _plan_cuda(*args: Any) -> None:
+    a = PlanArgs(*args)
+    launch("mla_plan", plan_params(a), a.kv_indptr.device)
 
 
 def _plan_cpu(*args: Any) -> None:
@@ -319,12 +335,16 @@ def _layout_problems(a: VerifyArgs) -> Iterator[str]:
         yield "rows of out must be 8-byte aligned"
 
 
-def _verify_cuda(*args: Any) -> None:
-    a = VerifyArgs(*args)
+def verify_params(a: VerifyArgs) -> abi.VerifyParams:
+    """The arguments of tv_mla_verify.
+
+    Raises:
+        ValueError: they are wrong; the message says which.
+    """
     check(_verify_problems(a))
     check(_layout_problems(a))
     scaled = a.kv_buffer.dtype in paths.FP8  # by the kernels; else what they would have to do is done around them
-    params = abi.VerifyParams(
+    return abi.VerifyParams(
         q_nope=a.q_nope.data_ptr(),
         q_pe=a.q_pe.data_ptr(),
         kv=a.kv_buffer.data_ptr(),
@@ -362,8 +382,12 @@ def _verify_cuda(*args: Any) -> None:
         kv_dtype=paths.FP8.get(a.kv_buffer.dtype, _DTYPES[a.q_nope.dtype]),
         k_scale=a.k_scale if scaled else 1.0,
     )
-    launch("mla_verify", params, a.q_nope.device)
-    if not scaled and a.k_scale != 1.0:
+
+
+def _verify_cuda(*args: Any) -> None:
+    a = VerifyArgs(*args)
+    launch("mla_verify", verify_params(a), a.q_nope.device)
+    if a.k_scale != 1.0 and a.kv_buffer.dtype not in paths.FP8:
         a.out.mul_(a.k_scale)
 
 

@@ -3,6 +3,7 @@
 
 One fused launch prepares a step (`mla_prep`: where each request's KV lies, and the tree mask as bits; with
 TREEVERIFY_PLAN=1 `mla_plan` shares the splits out by length), one op a layer attends (`VerifyMetadata.attend`).
+Positions come with the verify input: no worker computes them in a launch that prep could save (docs/host-time.md).
 """
 
 from __future__ import annotations
@@ -12,20 +13,36 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .. import gates
-from . import abi, ops, paths  # noqa: F401 - ops defines mla_prep
+from . import abi, paths
 from .buffers import EagerBuffers, Geometry, GraphBuffers, VerifyMetadata
+from .packed import Prep, prep
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-_mla_prep = torch.ops.treeverify.mla_prep.default
+
+class _Bucket(NamedTuple):
+    """A batch size and width, and what prepares its steps."""
+
+    metadata: VerifyMetadata
+    prep: Prep
+
+
+class _Mask(NamedTuple):
+    """A step's mask and its form, abi.MASK_*."""
+
+    tensor: torch.Tensor | None
+    kind: int
+
+
+_CAUSAL = _Mask(None, abi.MASK_NONE)
 
 
 class _Step(NamedTuple):
     """Where a step's requests are; kept so that its mask can be read again."""
 
-    metadata: VerifyMetadata
+    bucket: _Bucket
     req_pool_indices: torch.Tensor
     seq_lens: torch.Tensor
     cached: int
@@ -67,7 +84,8 @@ class Verifier:
         self._geometry = geometry_of(model_runner, gates.plans(model_runner.server_args), index)
         self._eager = EagerBuffers(self._geometry)
         self._graph: dict[int, GraphBuffers] = {}
-        self._captured: dict[tuple[int, int], VerifyMetadata] = {}
+        self._captured: dict[tuple[int, int], _Bucket] = {}
+        self._last_eager: _Bucket | None = None
         self._width = 0
         self._step: _Step | None = None
         self.raw_bs: int | None = None
@@ -90,9 +108,9 @@ class Verifier:
     ) -> VerifyMetadata:
         """Metadata for capturing a graph of `bs` requests; the mask is causal until the first replay."""
         n = num_tokens // bs
-        metadata = self._captured[bs, n] = self._graph[n].metadata(bs)
-        self._prepare(_Step(metadata, req_pool_indices, seq_lens, bs, bs), None)
-        return metadata
+        bucket = self._captured[bs, n] = self._bucket(self._graph[n].metadata(bs))
+        self._prepare(_Step(bucket, req_pool_indices, seq_lens, bs, bs), None)
+        return bucket.metadata
 
     def replay(
         self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, seq_lens_sum: int, spec_info: Any
@@ -112,9 +130,9 @@ class Verifier:
                 "treeverify: nobody said how many requests of this replay are real (CudaGraphRunner.replay_prepare "
                 "does): padded rows would be taken for requests. Is the graph runner's patch applied?"
             )
-        metadata = self._captured[bs, getattr(spec_info, "draft_token_num", self._width)]
+        bucket = self._captured[bs, getattr(spec_info, "draft_token_num", self._width)]
         cached = seq_lens_sum - (bs - raw_bs) * self._fill
-        self._prepare(_Step(metadata, req_pool_indices, seq_lens, cached, raw_bs), spec_info)
+        self._prepare(_Step(bucket, req_pool_indices, seq_lens, cached, raw_bs), spec_info)
 
     def eager(self, forward_batch: ForwardBatch) -> VerifyMetadata:
         """Metadata of a step outside graphs. Lengths come from the host's copy: NGRAM leaves `seq_lens_sum` behind."""
@@ -126,7 +144,9 @@ class Verifier:
         else:
             cached = int(seq_lens_cpu[:raw_bs].sum())
         metadata = self._eager.metadata(raw_bs, n, cached + raw_bs * n)  # rows of padding are zeros, as rows past them
-        step = _Step(metadata, forward_batch.req_pool_indices, forward_batch.seq_lens, cached, raw_bs)
+        if self._last_eager is None or self._last_eager.metadata is not metadata:
+            self._last_eager = self._bucket(metadata)
+        step = _Step(self._last_eager, forward_batch.req_pool_indices, forward_batch.seq_lens, cached, raw_bs)
         self._prepare(step, spec_info)
         return metadata
 
@@ -137,49 +157,39 @@ class Verifier:
         if self._step is not None and not idle:
             self._prepare(self._step, spec_info)
 
+    def _bucket(self, to: VerifyMetadata) -> _Bucket:
+        return _Bucket(to, prep(self._req_to_token, to))
+
     def _prepare(self, step: _Step, spec_info: Any) -> None:
         self._step = step
-        mask, kind = self._mask(step, spec_info)
-        to = step.metadata
-        _mla_prep(
-            self._req_to_token,
-            step.req_pool_indices,
-            step.seq_lens,
-            mask,
-            kind,
-            step.raw_bs,
-            to.bs,
-            to.n,
-            to.kv_indptr,
-            to.kv_indices,
-            to.mask,
-        )
-        to.share_splits()
+        mask = self._mask(step, spec_info)
+        step.bucket.prep(step.req_pool_indices, step.seq_lens, mask.tensor, mask.kind, step.raw_bs)
         stats = getattr(spec_info, "stats", None)
         if stats is not None:
             stats.mark("prep")
 
-    def _mask(self, step: _Step, spec_info: Any) -> tuple[torch.Tensor | None, int]:
-        """The step's own mask and its form; (None, MASK_NONE) is causal.
+    def _mask(self, step: _Step, spec_info: Any) -> _Mask:
+        """The step's own mask.
 
         Raises:
             RuntimeError: a tree's mask is too short for its batch.
         """
         if step.raw_bs == 0 or self._drop_mask:
-            return None, abi.MASK_NONE
+            return _CAUSAL
         packed = getattr(spec_info, "packed_mask", None)
         if packed is not None:
-            return packed, abi.MASK_PACKED
+            return _Mask(packed, abi.MASK_PACKED)
         mask = getattr(spec_info, "custom_mask", None)
         if mask is None:
-            return None, abi.MASK_NONE
-        numel, draft_only = mask.numel(), step.raw_bs * step.metadata.n**2
+            return _CAUSAL
+        n = step.bucket.metadata.n
+        numel, draft_only = mask.numel(), step.raw_bs * n**2
         if numel == draft_only:
-            return mask, abi.MASK_QLEN
-        expected = draft_only + step.metadata.n * step.cached
+            return _Mask(mask, abi.MASK_QLEN)
+        expected = draft_only + n * step.cached
         if self._trees and numel < expected:
             raise RuntimeError(
-                f"treeverify: the tree mask of {step.raw_bs} requests, {step.metadata.n} tokens each, has {numel} "
+                f"treeverify: the tree mask of {step.raw_bs} requests, {n} tokens each, has {numel} "
                 f"elements, expected {expected} (prefix and draft) or {draft_only} (draft only)"
             )
-        return mask, abi.MASK_FULL
+        return _Mask(mask, abi.MASK_FULL)
