@@ -3,7 +3,7 @@
 # End-to-end stages on a GPU machine, each well under eight minutes; a stage that was cut off resumes.
 #
 #   bash scripts/gpu/e2e.sh STAGE [OUT]
-#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | ddtree | tp2
+#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2
 #
 # TV_MODES="ddtree ddtree_wide": only these modes of tests/e2e/modes.py in serve and judge.
 #
@@ -99,6 +99,11 @@ bench() {
     python3 scripts/bench_verify.py --out "$out/verify.json" --budget-s "${TV_BUDGET_S:-460}"
 }
 
+marshal() {
+    use_site
+    python3 scripts/bench_marshal.py --out "$out/marshal.json"
+}
+
 # Exit 3 here too.
 kv() {
     use_site
@@ -114,7 +119,7 @@ ddtree() {
 }
 
 case $stage in
-setup | attention | serve | judge | lossless | sampling | churn | bench | kv | ddtree | tp2) "$stage" ;;
+setup | attention | serve | judge | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2) "$stage" ;;
 all) for each in setup attention serve judge; do "$each"; done ;;
 *) sed -n 's/^# *STAGE: /stages: /p' "$0" >&2 && exit 2 ;;
 esac
