@@ -6,7 +6,8 @@
 The tree, its mask and its verify input come from SGLang (select_top_k_tokens, build_tree_kernel_efficient,
 EagleVerifyInput); the replay goes through the real CudaGraphRunner.replay_prepare. What a node may see is worked out
 apart from the mask, from the child and sibling links that the accept walk uses. With the mask dropped the same check
-must fail. One replay is traced: metadata to end of replay must not wait for the GPU, and must hold our kernels.
+must fail. One replay is traced: metadata to end of replay must not wait for the GPU, and must hold our kernels. Then
+the buffers of TritonAttnBackend's own lines are given to every path of the kernels as they are: the two-source layout.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import report  # noqa: E402
 from gpu_trace import Trace  # noqa: E402
 from mla_draft import draft_step  # noqa: E402
 from mla_rig import Rig, Step, causal, worst_row  # noqa: E402
+from triton_buffers import two_source  # noqa: E402
 
 TOLERANCE, WRONG = 5e-3, 0.05
 VOCABULARY = 1000
@@ -228,6 +230,39 @@ def judge(row: dict[str, Any]) -> None:
     )
 
 
+def layout_rows() -> list[dict[str, Any]]:
+    """Rows for the two-source layout: every path of the kernels on the buffers of Triton's own lines, as they are."""
+    from sglang.srt.treeverify.attention import abi, paths
+
+    rows = []
+    os.environ["TREEVERIFY_TRITON"] = "0"
+    for prefixes, bucket, heads, n in ([1200, 7, 33], 4, 8, 16), ([32000], 1, 8, 64), ([5000, 3000], 2, 64, 9):
+        for graph in (False, True):
+            rig = Rig(
+                device="cuda", heads=heads, context=CONTEXT, attention_backend="triton", speculative_num_draft_tokens=n
+            )
+            step, real = rig.step(prefixes, n), len(prefixes) * n
+            step.k.mul_(LOUD)
+            step.k_rope.mul_(LOUD)
+            args = two_source(step, rig.backend(), step.forward_batch("eagle"), bucket if graph else None)
+            tree, chain = step.expected(), step.expected(causal(step.bs, n).cuda())
+            for path in paths.testable(torch.device("cuda", torch.cuda.current_device())):
+                args.path, args.mask_kind = path.path, abi.MASK_FULL
+                found = args.run()[:real]
+                args.mask_kind = abi.MASK_NONE
+                errors = {
+                    "error": worst_row(found, tree), "error_if_causal": worst_row(found, chain),
+                    "dropped_error": worst_row(args.run()[:real], chain),
+                }  # fmt: skip
+                ok = errors["error"] <= TOLERANCE and errors["dropped_error"] <= TOLERANCE
+                ok = ok and errors["error_if_causal"] > WRONG
+                layout = "two sources, " + ("replay" if graph else "eager")
+                where = {"layout": layout, "path": path.name, "prefixes": prefixes, "bucket": bucket, "heads": heads}
+                rows.append({**where, "n": n, "forms": args.forms(), **errors, "ok": ok})
+    del os.environ["TREEVERIFY_TRITON"]
+    return rows
+
+
 def draft_rows() -> list[dict[str, Any]]:
     """Rows for EAGLE's draft side: a branching draft step of an MLA drafter, q and k in two parts and joined."""
     rows = []
@@ -251,7 +286,7 @@ def main() -> None:
         torch.cuda.empty_cache()
     os.environ.pop(DROP, None)
     slowest = max(row["metadata_host_us"]["median"] for row in rows)
-    rows += draft_rows()
+    rows += draft_rows() + layout_rows()
     report.write(args.out, rows, tolerance=TOLERANCE, wrong=WRONG, slowest_metadata_host_us=slowest)
     report.fail_unless_ok(args.out)
 

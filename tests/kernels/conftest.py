@@ -4,29 +4,20 @@
 from __future__ import annotations
 
 import ctypes
-import platform
-import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import emulator
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EMULATOR = Path(__file__).resolve().parent / "emulator"
-
-
-def _compiler() -> str:
-    found = shutil.which("g++") or shutil.which("c++")
-    assert found, "these tests need g++ (Debian: apt-get install g++)"
-    return found
 
 
 @pytest.fixture(scope="session")
 def host_build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], ctypes.CDLL]:
     """Compiles C++ source against kernels/ with g++ and loads it: host_build(name, source)."""
-    compiler = _compiler()
+    compiler = emulator.compiler()
 
     def build(name: str, source: str) -> ctypes.CDLL:
         folder = tmp_path_factory.mktemp(name)
@@ -64,30 +55,9 @@ def same_layout(host_build: Callable[[str, str], ctypes.CDLL]) -> Callable[[str,
 
 @pytest.fixture(scope="session")
 def emulator_build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
-    """emulator_build(name, cuda=True): emulator/NAME.cpp by g++, with the emulator's instructions in place of PTX.
-
-    `cuda`: whether it needs CUDA's headers.
-    """
-    if platform.machine() != "x86_64":
-        pytest.skip("the emulator switches its fibers in x86-64 assembly")
-    compiler = _compiler()
+    """emulator_build(name, cuda=True): emulator.build, loaded."""
 
     def build(name: str, cuda: bool = True) -> ctypes.CDLL:
-        target = tmp_path_factory.mktemp("emulator") / f"{name}.so"
-        flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC", "-shared"]
-        folders = [f"-I{EMULATOR}", f"-I{ROOT / 'kernels'}", *(["-isystem", _cuda_headers()] if cuda else [])]
-        subprocess.run([compiler, *flags, *folders, str(EMULATOR / f"{name}.cpp"), "-o", str(target)], check=True)
-        return ctypes.CDLL(str(target))
+        return ctypes.CDLL(str(emulator.build(name, tmp_path_factory.mktemp("emulator"), cuda)))
 
     return build
-
-
-def _cuda_headers() -> str:
-    """The folder of CUDA's headers, as nvcc itself says: the one on PATH may be a script that calls another."""
-    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc on PATH, for the headers it comes with")
-    steps = subprocess.run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=True)
-    found = re.search(r'INCLUDES="-I([^"]+)"', steps.stderr)
-    assert found, f"nvcc --dryrun names no include folder:\n{steps.stderr}"
-    return found[1]
