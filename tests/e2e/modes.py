@@ -36,7 +36,7 @@ _DFLASH = {"speculative_algorithm": "DFLASH", "speculative_draft_attention_backe
 DDTREE = {**_DFLASH, "speculative_algorithm": "DDTREE", "speculative_num_draft_tokens": WIDTH}
 ADAPT = {"TREEVERIFY_DDTREE_ADAPT": "1"}
 _DROP = {"TREEVERIFY_DROP_MASK_FOR_TEST": "1"}
-_TRITON, _ON_TRITON = {"attention_backend": "triton"}, {"TREEVERIFY_TRITON": "1"}
+_TRITON = {"attention_backend": "triton"}
 
 MODES = {
     "dflash": Mode(_DFLASH, trace=True),
@@ -50,9 +50,9 @@ MODES = {
     "ddtree_widths": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}, ADAPT, hooks=("alternate",)),
     "ddtree_pages": Mode({**DDTREE, "page_size": 64}),
     "ddtree_mask_dropped": Mode(DDTREE, _DROP, right=False),
-    "ngram_triton": Mode({**_NGRAM, **_TRITON}, _ON_TRITON, trace=True),
-    "ngram_triton_mask_dropped": Mode({**_NGRAM, **_TRITON}, {**_ON_TRITON, **_DROP}, right=False),
-    "ddtree_triton": Mode({**DDTREE, **_TRITON}, _ON_TRITON),
+    "ngram_triton": Mode({**_NGRAM, **_TRITON}, trace=True),
+    "ngram_triton_mask_dropped": Mode({**_NGRAM, **_TRITON}, _DROP, right=False),
+    "ddtree_triton": Mode({**DDTREE, **_TRITON}),
 }
 
 

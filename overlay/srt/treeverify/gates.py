@@ -31,7 +31,7 @@ PLAN = "TREEVERIFY_PLAN"
 """Set to 1: splits are shared out by the requests' lengths, every step; bits then depend on a request's neighbours."""
 
 TRITON = "TREEVERIFY_TRITON"
-"""Set to 1: MLA models' TARGET_VERIFY on the Triton backend runs on our kernels. Not served on a card yet, so off."""
+"""Set to 0: TARGET_VERIFY on the Triton backend stays on SGLang's own kernels, which honour masks too."""
 
 HONOURS_MASKS = frozenset({"triton"})
 """Backends whose own kernels honour a tree's mask: where treeverify does not serve them they carry on, trees or not."""
@@ -56,7 +56,15 @@ class Obstacle(NamedTuple):
 
 def switched_on(name: str) -> bool:
     """Whether the environment variable `name` is set to something other than 0, false or nothing."""
-    return os.environ.get(name, "").lower() not in ("", "0", "false")
+    return os.environ.get(name, "").lower() not in ("", *_OFF)
+
+
+def switched_off(name: str) -> bool:
+    """Whether the environment variable `name` is set to 0 or false."""
+    return os.environ.get(name, "").lower() in _OFF
+
+
+_OFF = ("0", "false")
 
 
 def drafts_trees(server_args: ServerArgs) -> bool:
@@ -192,9 +200,9 @@ def _triton_obstacle(model_runner: ModelRunner) -> Obstacle | None:
     """What the Triton backend serves and treeverify does not."""
     args = model_runner.server_args
     if not model_runner.use_mla_backend:
-        return Obstacle("the model's attention is not MLA", f"Unset {TRITON}")
+        return Obstacle("the model's attention is not MLA", "Serve an MLA model")
     if model_runner.sliding_window_size:
-        return Obstacle("the model has sliding windows", f"Unset {TRITON}")
+        return Obstacle("the model has sliding windows", "Serve a model without them")
     if args.enable_deterministic_inference:
         return Obstacle(
             "--enable-deterministic-inference: a request's splits follow its batch's size here",
@@ -221,6 +229,8 @@ def _kernel_obstacle(device: torch.device, dtype: torch.dtype, kv_dtype: torch.d
         path = paths.chosen()
     except ValueError as e:
         return Obstacle(str(e), f"Unset {paths.CHOICE}")
+    if device.type not in ("cuda", "cpu"):
+        return Obstacle(f"the kernels are CUDA, the device is {device.type}", "Serve on an NVIDIA GPU")
     return _failure(device, dtype, kv_dtype, path) if device.type == "cuda" else None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0006: TritonAttnBackend of an MLA target verifies on treeverify's kernels, where asked to; else as released."""
+"""0006: TritonAttnBackend of an MLA target verifies on treeverify's kernels; switched off, and all else, is stock's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import emulator
 import pytest
 from worker import Worker
 
@@ -28,7 +29,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 def _backend(rig: Any, on: bool = True, **kwargs: Any) -> Any:
-    with environment(TREEVERIFY_TRITON="1" if on else "0"):
+    with environment(**{} if on else {"TREEVERIFY_TRITON": "0"}):
         return rig.backend(**kwargs)
 
 
@@ -143,9 +144,9 @@ def test_off_is_triton_itself_and_still_follows_the_tree(patched: Worker, kind: 
 
 
 def released(on: bool) -> list[float]:
-    """A step's output, summed up exactly, where nothing is switched on."""
+    """A step's output, summed up exactly."""
     rig = _rig("eagle", 8, "float16")
-    step, backend = rig.step([5, 70], 8), _backend(rig, on) if on else rig.backend()
+    step, backend = rig.step([5, 70], 8), _backend(rig, on)
     batch = step.forward_batch("eagle")
     backend.init_forward_metadata(batch)
     out = _extend(step, backend, batch)
@@ -332,6 +333,134 @@ def test_buffers_are_the_releases_where_it_does_not_serve(
     assert mine == released and mine["sizes"]["cuda_graph_kv_indices"] == [4 * 8 * 192, "torch.int64"]
 
 
+@pytest.fixture(scope="session")
+def one_split(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A verify kernel on an emulated block, as a library."""
+    return str(emulator.build("one_split", tmp_path_factory.mktemp("emulator")))
+
+
+def stock_layout(kernel: str | None, graph: bool, prefixes: list[int], n: int, bs: int) -> dict[str, Any]:
+    """mla_verify on what Triton's own lines leave for a step, with the mask and with it dropped."""
+    from mla_rig import causal, worst_row
+    from sglang.srt.treeverify.attention import abi
+    from triton_buffers import two_source
+
+    rig, rows = _rig("eagle", n), len(prefixes) * n
+    step = rig.step(prefixes, n)
+    args = two_source(step, _backend(rig, on=False), step.forward_batch("eagle"), bs if graph else None)
+    found, chain = args.run(kernel)[:rows], step.expected(causal(len(prefixes), n))
+    args.mask_kind = abi.MASK_NONE
+    return {
+        "tree": worst_row(found, step.expected()),
+        "causal": worst_row(found, chain),
+        "dropped": worst_row(args.run(kernel)[:rows], chain),
+        "forms": args.forms(),
+    }
+
+
+@pytest.mark.parametrize("graph, width, mask", [(False, "int32", "bool"), (True, "int64", "uint8")])
+@pytest.mark.parametrize("prefixes, bs, n", [([9, 0, 44], 4, 8), ([17], 1, 65)])
+@pytest.mark.parametrize("emulated", [False, True])
+def test_the_stock_layout_is_read_as_it_is(
+    patched: Worker, request: pytest.FixtureRequest, emulated: bool, graph: bool, width: str, mask: str,
+    prefixes: list[int], bs: int, n: int,
+) -> None:  # fmt: skip
+    """By the reference and by a kernel's own code: buffers larger than the step, padded rows, stale masks."""
+    kernel = request.getfixturevalue("one_split") if emulated else None
+    got = patched(stock_layout, kernel=kernel, graph=graph, prefixes=prefixes, n=n, bs=bs)
+    assert got["tree"] <= BF16 and got["causal"] > WRONG and got["dropped"] <= BF16, got
+    assert got["forms"] == {
+        "kv_indptr": "int32", "kv_indices": "int64", "qo_indptr": width, "out_cache_loc": "int64", "mask": mask,
+        "mask_indptr": "int64",
+    }  # fmt: skip
+
+
+def operators(on: bool) -> list[str]:
+    """What a replay's metadata call runs on the device, in order; views, which launch nothing, left out."""
+    from sglang.srt.layers.attention import triton_backend
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    ran: list[str] = []
+
+    class Heard(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not func.is_view:
+                ran.append(func._schema.name)
+            return func(*args, **kwargs or {})
+
+    class Kernel:
+        """Triton's kernel for the slots, which no dispatcher sees."""
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args: ran.append("create_flashinfer_kv_indices_triton")
+
+    rig, verify = _rig("eagle", 8), ForwardMode.TARGET_VERIFY
+    backend, step = _backend(rig, on), rig.step([9, 44], 8)
+    backend.init_cuda_graph_state(2, 16)
+    rows, lens, mine = step.req_pool_indices, step.seq_lens.int(), step.spec_info("eagle")
+    backend.init_forward_metadata_capture_cuda_graph(2, 16, rows, lens, None, verify, mine)
+    if on:
+        backend.tree_verify.raw_bs = 2
+    kernel, triton_backend.create_flashinfer_kv_indices_triton = (
+        triton_backend.create_flashinfer_kv_indices_triton, Kernel()
+    )  # fmt: skip
+    try:
+        with Heard():
+            backend.init_forward_metadata_replay_cuda_graph(
+                2, rows, lens, 53, None, verify, mine, seq_lens_cpu=step.seq_lens_cpu
+            )
+    finally:
+        triton_backend.create_flashinfer_kv_indices_triton = kernel
+    return ran
+
+
+def test_one_operator_prepares_a_replay_where_stock_takes_ten(patched: Worker) -> None:
+    assert patched(operators, on=True) == ["treeverify::mla_prep"]
+    assert patched(operators, on=False) == [
+        "aten::arange", "aten::copy_", "aten::cumsum", "aten::copy_", "create_flashinfer_kv_indices_triton",
+        "aten::copy_", "aten::add", "aten::mul", "aten::cumsum", "aten::copy_",
+    ]  # fmt: skip
+
+
+def graph_bytes(on: bool, max_bs: int, n: int, heads: int, context: int, processors: int) -> dict[str, int]:
+    """Bytes of every buffer that init_cuda_graph_state makes on a card of so many multiprocessors; on no device."""
+    import dataclasses
+
+    import torch
+    from sglang.srt.layers.attention import triton_backend
+    from sglang.srt.treeverify.attention import abi, paths, plan
+
+    rig = _rig("eagle", n, heads=heads)
+    backend = _backend(rig, on)
+    backend.device, backend.max_context_len = "meta", context
+    backend.max_kv_splits = triton_backend._mla_decode_kv_splits_cap(
+        rig.args.triton_attention_num_kv_splits, processors, context
+    )
+    holders = [backend]
+    if on:
+        verifier = backend.tree_verify
+        verifier._geometry = dataclasses.replace(
+            verifier._geometry, device=torch.device("meta"), row_width=context + 4 + n,
+            target=paths.Target(abi.PATH_HOPPER, plan.HOPPER_ROW_TILE, processors),
+        )  # fmt: skip
+        backend.init_cuda_graph_state(max_bs, max_bs * n)
+        holders += verifier._graph.values()
+    else:
+        backend.init_cuda_graph_state(max_bs, max_bs * n)
+    made = {id(t): (name, t) for holder in holders for name, t in vars(holder).items() if isinstance(t, torch.Tensor)}
+    return {name: t.nbytes for name, t in made.values() if t.device.type == "meta"}
+
+
+def test_graph_buffers_at_k2s_size(patched: Worker) -> None:
+    """A rank of eight of Kimi K2, 64 heads, on an H200: 32 requests of 16 draft tokens and up to 256k of context."""
+    k2 = {"max_bs": 32, "n": 16, "heads": 8, "context": 262144, "processors": 132}
+    stock, mine = patched(graph_bytes, on=False, **k2), patched(graph_bytes, on=True, **k2)
+    entries = 32 * 16 * 262144
+    assert stock["cuda_graph_kv_indices"] == 8 * entries and stock["cuda_graph_custom_mask"] == entries
+    assert sum(stock.values()) > 3.3e9 > 12 * sum(mine.values()), (stock, mine)
+
+
 def decode_after_verify() -> dict[str, Any]:
     """A decode step on the same backend, which keeps its own metadata and kernels, after a verify step."""
     import torch
@@ -357,7 +486,7 @@ def test_decode_stays_tritons(patched: Worker) -> None:
 
 
 def gate(**case: Any) -> list[Any]:
-    """[served or stock, what was logged] for a runner with these properties, TREEVERIFY_TRITON=1 unless `on` is not."""
+    """[served or stock, what was logged] for a runner with these properties, TREEVERIFY_TRITON=0 where `on` is not."""
     import logging
 
     import torch
@@ -394,7 +523,10 @@ def gate(**case: Any) -> list[Any]:
         ({"speculative_algorithm": "NGRAM"}, "served", "runs on treeverify's"),
         ({"speculative_algorithm": "DFLASH", "speculative_eagle_topk": 1}, "served", "runs on treeverify's"),
         ({"dtype": "float16"}, "served", "runs on treeverify's"),
+        ({"variables": {"TREEVERIFY_TRITON": "1"}}, "served", "runs on treeverify's"),
+        ({"variables": {"TREEVERIFY_TRITON": ""}}, "served", "runs on treeverify's"),
         ({"on": False}, "stock", None),
+        ({"variables": {"TREEVERIFY_TRITON": "false"}}, "stock", None),
         ({"is_draft_worker": True}, "stock", None),
         ({"skip_prefill": True}, "stock", None),
         ({"speculative_algorithm": None}, "stock", None),
@@ -422,13 +554,23 @@ def test_gate_never_refuses_a_tree(patched: Worker, case: dict[str, Any], outcom
         assert len(heard) == 1 and said in heard[0] and "DROP" not in heard[0], heard
 
 
+def foreign_device() -> str:
+    """Why it does not serve on another vendor's device, where SGLang's Triton backend runs too."""
+    import torch
+    from sglang.srt.treeverify import gates
+
+    return gates.obstacle(_rig("eagle", 8).runner, "triton", torch.device("xpu"), True).why
+
+
+def test_other_vendors_devices_keep_their_own(patched: Worker) -> None:
+    assert patched(foreign_device) == "the kernels are CUDA, the device is xpu"
+
+
 def subclass() -> bool:
     """A draft step's backend derives from TritonAttnBackend."""
     from sglang.srt.treeverify.attention.triton_draft import MLADraftStep
 
-    rig = _rig("eagle", 8)
-    with environment(TREEVERIFY_TRITON="1"):
-        return MLADraftStep(rig.runner).tree_verify is None
+    return MLADraftStep(_rig("eagle", 8).runner).tree_verify is None
 
 
 def test_subclasses_keep_their_own(patched: Worker) -> None:

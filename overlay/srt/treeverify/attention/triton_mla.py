@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TARGET_VERIFY of SGLang's TritonAttnBackend on MLA models: what its patch calls.
 
-Served only under TREEVERIFY_TRITON=1. The layout is the one treeverify prepares itself, prefix and draft slots in one
-kv_indices: the draft KV is in the pool by then, and one launch a step is what it costs. It is int64, as Triton's.
+The layout is the one treeverify prepares itself, prefix and draft slots in one kv_indices: the draft KV is in the pool
+by then, and one launch a step is what it costs (docs/triton-layout.md has the figures). It is int64, as Triton's.
+TREEVERIFY_TRITON=0 leaves all to SGLang's kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def attach(backend: TritonAttnBackend, model_runner: ModelRunner) -> Verifier | 
     """The verifier of a backend that was just constructed; None where stock code keeps TARGET_VERIFY."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
-    if not gates.switched_on(gates.TRITON) or backend.skip_prefill or type(backend) is not TritonAttnBackend:
+    if gates.switched_off(gates.TRITON) or backend.skip_prefill or type(backend) is not TritonAttnBackend:
         return None
     if not gates.serves(model_runner, "triton", torch.device(model_runner.device)):
         return None
