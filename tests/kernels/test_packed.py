@@ -63,7 +63,7 @@ def drawn(data: st.DataObject, dtypes: list[torch.dtype], sizes: list[int]) -> t
     return wide[: data.draw(st.sampled_from(sizes))] if data.draw(st.integers(0, 5)) else wide[::2][: max(sizes)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_prep_gives_and_refuses_what_the_op_does(given_to: list[tuple[str, bytes]], data: st.DataObject) -> None:
     rows = drawn(data, [torch.int64, torch.int64, torch.int64, torch.int32], [0, 2, BS, BS + 1])
@@ -116,17 +116,12 @@ def test_a_bucket_of_foreign_buffers_is_refused() -> None:
         packed.PackedPrep(TABLE.long(), BUCKET)
 
 
-def verify_args(heads: int = 2, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> list[Any]:
-    case = cases.make_case([4, 9], 3, heads, dtype=dtype, device="cpu", nsplit=2, seed=seed)
-    case.q_nope = case.q_nope.contiguous()
-    return [
-        case.q_nope, case.q_pe, case.pool, case.kv_indptr, case.kv_indices, case.qo_indptr, None, case.mask, None,
-        abi.MASK_PACKED, case.bs, case.n, case.nsplit, 0.5, 0.0, case.out, case.workspace, None, 0, 0, 0,
-    ]  # fmt: skip
-
-
-def changed(args: list[Any], **values: Any) -> list[Any]:
-    return [values.get(name, arg) for name, arg in zip(ops.VerifyArgs._fields, args, strict=True)]
+def verify_args() -> ops.VerifyArgs:
+    case = cases.make_case([4, 9], 3, 2, device="cpu", nsplit=2)
+    return ops.VerifyArgs(
+        case.q_nope.contiguous(), case.q_pe, case.pool, case.kv_indptr, case.kv_indices, case.qo_indptr, None,
+        case.mask, None, abi.MASK_PACKED, case.bs, case.n, case.nsplit, 0.5, 0.0, case.out, case.workspace,
+    )  # fmt: skip
 
 
 def test_layers_get_what_the_op_gives_them(
@@ -141,7 +136,7 @@ def test_layers_get_what_the_op_gives_them(
     odd = torch.zeros(6 * 2 * 512 + 8, dtype=torch.bfloat16)
     layers = [
         {},
-        {"kv_buffer": args[2].clone()},
+        {"kv_buffer": args.kv_buffer.clone()},
         {"sm_scale": 0.25},
         {"logit_cap": 30.0},
         {"q_nope": torch.zeros(6, 3, 512, dtype=torch.bfloat16)[:, 1:]},
@@ -150,24 +145,24 @@ def test_layers_get_what_the_op_gives_them(
     ]
     for step in range(3):
         for layer in layers:
-            moved = changed(args, **{"q_pe": args[1].clone(), "q_nope": args[0].clone(), **layer})
+            moved = args._replace(**{"q_pe": args.q_pe.clone(), "q_nope": args.q_nope.clone(), **layer})
             expected = attempt(given_to, lambda moved=moved: ops._verify_cuda(*moved))
             asked.clear()
             assert attempt(given_to, lambda moved=moved: call(*moved)) == expected and len(expected) == 1
             assert len(asked) == (step == 0), "packed once"
     wrong: list[dict[str, Any]] = [
-        {"q_nope": args[0].half()},
+        {"q_nope": args.q_nope.half()},
         {"q_nope": spread},
         {"q_nope": odd[1:-7].view(6, 2, 512)},
-        {"q_pe": args[1][:5]},
-        {"kv_buffer": args[2].float()},
-        {"kv_buffer": args[2][..., :575]},
-        {"out": args[15].float()},
-        {"out": args[15][:, :1]},
+        {"q_pe": args.q_pe[:5]},
+        {"kv_buffer": args.kv_buffer.float()},
+        {"kv_buffer": args.kv_buffer[..., :575]},
+        {"out": args.out.float()},
+        {"out": args.out[:, :1]},
         {"out": odd[2:-6].view(6, 2, 512)},
     ]
     for fault in wrong:
-        moved = changed(args, **fault)
+        moved = args._replace(**fault)
         expected = attempt(given_to, lambda moved=moved: ops._verify_cuda(*moved))
         assert isinstance(expected, str) and attempt(given_to, lambda moved=moved: call(*moved)) == expected
 
