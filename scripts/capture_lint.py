@@ -41,13 +41,14 @@ def main(arguments: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--sglang", type=Path, required=True, metavar="DIR", help="repository, python/ or package")
-    parser.add_argument("--pin", metavar="P", help="whose entries; the default pin where left out")
+    parser.add_argument("--pin", metavar="P", help="whose entries; the tree's own pin where left out")
     parser.add_argument("--json", action="store_true", help="for scripts")
     parser.add_argument("--allowed", action="store_true", help="show the allowed findings too")
     options = parser.parse_args(arguments)
 
     from applier.errors import ApplierError
     from applier.layout import CHECKOUT
+    from applier.nearest import pin_of
     from applier.patchset import load_patches
     from applier.pin import choose_pin
     from applier.say import note, result, result_json
@@ -57,8 +58,8 @@ def main(arguments: list[str]) -> int:
     from capture.report import as_json, render
 
     try:
-        pin = choose_pin(CHECKOUT, options.pin)
         tree = locate(options.sglang)
+        pin = choose_pin(CHECKOUT, options.pin) if options.pin else pin_of(tree, CHECKOUT)
         report = lint(tree.package, load_config(pin.folder), load_patches(pin).touched)
     except ApplierError as error:
         note("\n  ".join([f"error: {error.message}", *error.details]))

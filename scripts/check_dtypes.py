@@ -25,21 +25,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--sglang", type=Path, required=True, help="repository root, its python/, site-packages or package"
     )
-    parser.add_argument("--pin", help="whose contract; the default pin where left out")
+    parser.add_argument("--pin", help="whose contract; the tree's own pin where left out")
     parser.add_argument("--json", action="store_true", help="for scripts")
     options = parser.parse_args(arguments)
 
     from applier.contract import check_contract, problems_of
     from applier.errors import ApplierError
     from applier.layout import CHECKOUT
+    from applier.nearest import pin_of
     from applier.pin import choose_pin
     from applier.say import note, result, result_json
     from applier.tables import contract_table
     from applier.tree import locate
 
     try:
-        pin = choose_pin(CHECKOUT, options.pin)
-        rows = check_contract(pin, locate(options.sglang).read)
+        tree = locate(options.sglang)
+        pin = choose_pin(CHECKOUT, options.pin) if options.pin else pin_of(tree, CHECKOUT)
+        rows = check_contract(pin, tree.read)
     except ApplierError as error:
         note(f"error: {error.message}")
         return error.exit_code
@@ -54,5 +56,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    bootstrap.require(["tomli"] if sys.version_info < (3, 11) else [])
+    bootstrap.require(["unidiff", *(["tomli"] if sys.version_info < (3, 11) else [])])
     sys.exit(main(sys.argv[1:]))

@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from applier.layout import CHECKOUT, cache_dir
-from applier.lock import locked
-from applier.obtain import fetch_wheel, unpack_release
+from applier.layout import CHECKOUT
 from applier.pin import Pin, choose_pin
+from trees import patched_copy, released, stock_copy
 
 LONGEST = ("patches", "kit/test_training.py", "kit/test_acceptance.py", "apply/test_bootstrap.py")
-"""Where tests run side by side these begin. Those of patches share two processes that have SGLang imported."""
+"""Where tests run side by side these begin. Those of patches share two processes a pin that have SGLang imported."""
 
 
 def pytest_configure() -> None:
@@ -30,9 +28,18 @@ def pytest_configure() -> None:
 
 
 def _group(nodeid: str) -> str:
-    """What one process runs: a file, or all of patches/."""
+    """What one process runs: a file, or all of patches/ for a pin."""
     file = nodeid.partition("::")[0].removeprefix("tests/")
-    return "patches" if file.startswith("patches/") else file
+    if not file.startswith("patches/"):
+        return file
+    pin = re.search(r"\[(?:.*-)?(v\d[.\w]*)", nodeid)
+    return f"patches {pin[1]}" if pin else "patches"
+
+
+def _rank(nodeid: str) -> int:
+    """Where its group stands in LONGEST."""
+    kind = _group(nodeid).partition(" ")[0]
+    return LONGEST.index(kind) if kind in LONGEST else len(LONGEST)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -51,8 +58,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips gpu tests, with the reason shown, where torch has no GPU. With `-n` the longest groups come first."""
     if hasattr(config, "workerinput"):
-        last = len(LONGEST)
-        items.sort(key=lambda item: LONGEST.index(g) if (g := _group(item.nodeid)) in LONGEST else last)
+        items.sort(key=lambda item: _rank(item.nodeid))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -71,15 +77,8 @@ def pin() -> Pin:
 
 @pytest.fixture(scope="session")
 def pristine(pin: Pin) -> Path:
-    """The release as a git repository, made from the PyPI wheel once and kept in the cache. Nobody writes to it."""
-    folder = cache_dir() / "trees"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"sglang-{pin.tag}"
-    with locked(folder, timeout=900):
-        if not target.exists():
-            unpack_release(pin, fetch_wheel(pin), target)
-        subprocess.run(["git", "-C", target, "clean", "-qfdx"], check=True)  # byte code, where somebody imported it
-    return target
+    """The release as a git repository. Nobody writes to it."""
+    return released(pin)
 
 
 @pytest.fixture
@@ -90,16 +89,11 @@ def sglang_tree(pristine: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def stock_tree(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that holds the package as released, for PYTHONPATH: a copy, for imports leave byte code."""
-    return Path(shutil.copytree(pristine / "python", tmp_path_factory.mktemp("stock") / "python"))
+    """The folder that holds the package as released, for PYTHONPATH."""
+    return stock_copy(pristine, tmp_path_factory.mktemp("stock"))
 
 
 @pytest.fixture(scope="session")
 def patched_tree(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that holds the patched package, for PYTHONPATH: applied by apply.py, without kernels."""
-    root = tmp_path_factory.mktemp("patched") / "sglang"
-    shutil.copytree(pristine, root, symlinks=True)
-    command = [sys.executable, CHECKOUT.root / "apply.py", "apply", "--no-build", "--sglang", root]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return root / "python"
+    """The folder that holds the patched package, for PYTHONPATH."""
+    return patched_copy(pristine, tmp_path_factory.mktemp("patched"))

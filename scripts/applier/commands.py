@@ -29,7 +29,7 @@ from applier.layout import CHECKOUT, HOME
 from applier.line_ends import crlf_note
 from applier.lock import locked
 from applier.manifest import Kernels, load_manifest
-from applier.nearest import closest_pin
+from applier.nearest import closest_pin, pin_of
 from applier.obtain import made_tree, make_tree
 from applier.pin import Pin, choose_pin, load_pin, load_pins
 from applier.plan import Plan, apply_changes, plan_apply, refuse_edits, revert_changes
@@ -45,7 +45,7 @@ from applier.settling import REPORT, to_settle, unsettled
 from applier.show import list_json, list_text, status_text, ways_text
 from applier.state import EXIT_OK, State, inspect, inspect_recorded
 from applier.text import width, wrapped
-from applier.tree import Tree, command_line, locate
+from applier.tree import Tree, locate
 
 SERVER_NEEDS = ["torch", "transformers", "sgl_kernel", "flashinfer"]
 """Stands for SGLang's dependencies."""
@@ -268,25 +268,10 @@ def _target(options: Namespace, make: bool = False) -> Target:
     folder = make_tree(CHECKOUT, pin) if make and pin and options.sglang is None else _folder(options)
     tree = locate(folder)
     _settle(tree)
-    target = _inspected(tree, pin or _pin_of(tree))
+    target = _inspected(tree, pin or pin_of(tree, CHECKOUT))
     if target.state.unknown and (line := crlf_note(tree, target.release.pin)):
         note(line)
     return target
-
-
-def _pin_of(tree: Tree) -> Pin:
-    manifest, pins = load_manifest(tree), load_pins(CHECKOUT)
-    if manifest is None:
-        return closest_pin(tree, pins)
-    for pin in pins:
-        if pin.name == manifest.pin:
-            return pin
-    known = ", ".join(pin.name for pin in pins) or "none"
-    raise DriftError(
-        f"{tree.package} is patched for {manifest.pin!r}, which this checkout does not have (it has {known}); "
-        "nothing was changed. Use the treeverify checkout that patched it, or take the patches out with "
-        f"`{command_line(tree, 'revert')}`, which needs the tree alone"
-    )
 
 
 def _inspected(tree: Tree, pin: Pin) -> Target:

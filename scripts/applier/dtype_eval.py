@@ -9,6 +9,7 @@ pass them. What it can't follow becomes `Unknown`; it never guesses.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -44,6 +45,11 @@ class Unknown:
 Value = frozenset[Known | Unknown]  # all that an expression may be; empty: says nothing (None, a number, a parameter)
 Env = dict[str, Value]
 NOTHING: Value = frozenset()
+
+
+def _has_words(text: str, part: str) -> bool:
+    """Whether `part` stands in `text` and cuts no name in two: MODE is no part of MODE_PACKED."""
+    return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None
 
 
 class Evaluator:
@@ -183,7 +189,7 @@ class _Frame:
             case ast.If(test=test, body=body, orelse=other):
                 left_before = len(self.exits)
                 taken = self.block(body, env)
-                if self._when is not None and self._when in ast.unparse(test):
+                if self._when is not None and _has_words(ast.unparse(test), self._when):
                     self.snapshots += self.exits[left_before:] + ([taken] if taken is not None else [])
                 return _join(taken, self.block(other, env))
             case ast.For(body=body) | ast.While(body=body) | ast.AsyncFor(body=body):

@@ -7,18 +7,20 @@ import re
 from dataclasses import dataclass
 
 from applier.blob import file_blob
-from applier.errors import ApplierError
+from applier.errors import ApplierError, DriftError
 from applier.fit import standing
+from applier.layout import Layout
+from applier.manifest import load_manifest
 from applier.patchset import load_patches
-from applier.pin import Pin
-from applier.tree import Tree
+from applier.pin import Pin, load_pins
+from applier.tree import Tree, command_line
 
 VERSION = re.compile(r"""^(?:__version__ = )?version = ['"]([^'"]+)['"]""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Nearness:
-    """`same` of the `touched` files that the pin's patches change are as released."""
+    """`same` of the `touched` files that identify the pin are as released."""
 
     pin: Pin
     same: int
@@ -49,6 +51,22 @@ def closest_pin(tree: Tree, pins: list[Pin]) -> Pin:
         return equal[0]
     version = version_of(tree)
     return max(equal, key=lambda pin: (pin.pypi == version, _standing(tree, pin), pin.default))
+
+
+def pin_of(tree: Tree, layout: Layout) -> Pin:
+    """The pin that a tree is patched for, else the one that it is nearest to."""
+    manifest, pins = load_manifest(tree), load_pins(layout)
+    if manifest is None:
+        return closest_pin(tree, pins)
+    for pin in pins:
+        if pin.name == manifest.pin:
+            return pin
+    known = ", ".join(pin.name for pin in pins) or "none"
+    raise DriftError(
+        f"{tree.package} is patched for {manifest.pin!r}, which this checkout does not have (it has {known}); "
+        "nothing was changed. Use the treeverify checkout that patched it, or take the patches out with "
+        f"`{command_line(tree, 'revert')}`, which needs the tree alone"
+    )
 
 
 def version_of(tree: Tree) -> str | None:

@@ -23,10 +23,11 @@ from applier.patchset import decode
 from applier.patchtext import hunks_of, parse
 from applier.pintext import waiting, with_blobs, with_release, with_rows
 from applier.rederive import DIFFERS, LOST, Rederived, rederive
-from applier.release import Release
+from applier.release import Release, overlay_files
 from applier.settling import REPORT, TODO
 from applier.tree import Tree
 
+LINT = ("capture.toml", "capture-allow.txt")  # the capture lint's: as before, to begin with
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 REQUIRES = re.compile(r"""^requires-python\s*[=:]\s*"?([^"\n]+)""", re.IGNORECASE | re.MULTILINE)
 
@@ -108,10 +109,10 @@ def plan_port(
     port.imports = missing_imports(tree, release.overlay)
     _write_patches(port)
     _write_pin(port, version)
-    overlay = release.pin.folder / "overlay"
-    for path in sorted(overlay.rglob("*")):
-        if path.is_file():
-            port.files[path.relative_to(release.pin.folder).as_posix()] = path.read_bytes()
+    port.files |= {f"overlay/{path}": data for path, data in overlay_files(release.pin.folder / "overlay").items()}
+    for file in LINT:
+        if (release.pin.folder / file).is_file():
+            port.files[file] = (release.pin.folder / file).read_bytes()
     port.files[REPORT] = report(port).encode()
     return port
 

@@ -33,7 +33,7 @@ class Release:
 
 def load_release(layout: Layout, pin: Pin) -> Release:
     """Patches of the pin, plus overlay/ and what the pin's own overlay/ adds or replaces."""
-    overlay = {**_files(layout.overlay), **_files(pin.folder / "overlay")}
+    overlay = {**overlay_files(layout.overlay), **overlay_files(pin.folder / "overlay")}
     for path in overlay:
         if what := names.fault(path):
             raise UsageError(f"overlay file {path!r} {what}")
@@ -58,7 +58,7 @@ def takes(path: str) -> bool:
     return inside and not any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))
 
 
-def _files(folder: Path) -> dict[str, bytes]:
+def overlay_files(folder: Path) -> dict[str, bytes]:
     """Contents by path; what tools leave behind (byte code, hidden caches) is not part of an overlay."""
     found = {}
     for path in sorted(folder.rglob("*")):

@@ -152,6 +152,8 @@ def test_the_release_itself_leaves_nothing_to_settle(old: Release, stock: dict[s
         text = (old.pin.folder / patch.name).read_text().replace("Pin: v0.5.12.post1", "Pin: v9")
         assert same.files[patch.name].decode() == text
     assert not [name for name in same.files if name.endswith(".todo")]
+    for path in ("capture.toml", "capture-allow.txt", "overlay/srt/treeverify/compat.py"):
+        assert same.files[path] == (old.pin.folder / path).read_bytes()
 
 
 def test_names_that_the_release_has_not(stock_tree: Path) -> None:

@@ -36,7 +36,7 @@ def draft_step(split: bool, dtype: torch.dtype, device: str) -> dict[str, float]
     Returns:
         Worst row's relative error: `own`, against the branch's own tokens; `crossed`, against its neighbour's.
     """
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     rig, factory = draft_factory(TOPK, dtype, device)
     backend = factory.create_decode_backend()
@@ -53,13 +53,13 @@ def draft_step(split: bool, dtype: torch.dtype, device: str) -> dict[str, float]
     def slot(b: int, branch: int, step: int) -> int:
         return int(table[rows[b], prefixes[b] + branch * STEPS + step])
 
-    batch = ForwardBatch(
-        forward_mode=ForwardMode.DECODE, batch_size=bs,
+    batch = rig.release.forward_batch(
+        rig, forward_mode=ForwardMode.DECODE, batch_size=bs,
         input_ids=torch.zeros(branches, dtype=torch.int64, device=device), req_pool_indices=rows,
         seq_lens=torch.tensor(prefixes, device=device), seq_lens_sum=sum(prefixes),
         out_cache_loc=torch.tensor([slot(b, k, index) for b, k in own], device=device),
-        positions=torch.tensor(prefixes, device=device).repeat_interleave(TOPK), req_to_token_pool=rig.requests,
-        token_to_kv_pool=rig.pool, spec_info=DraftInput(),
+        positions=torch.tensor(prefixes, device=device).repeat_interleave(TOPK),
+        spec_info=DraftInput(),
     )  # fmt: skip
     backend.init_forward_metadata(batch)
     q, q_rope = rig.randn(rig.heads, branches, LATENT).transpose(0, 1), rig.randn(branches, rig.heads, ROPE)

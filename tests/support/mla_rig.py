@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import releases
 import torch
 
 HEADS, LATENT, ROPE, CONTEXT, ROWS = 4, 512, 64, 192, 8
@@ -113,6 +114,8 @@ class Rig:
             kimi_linear_config=None, linear_attn_model_spec=None,
             spec_algorithm=SpeculativeAlgorithm.from_string(self.args.speculative_algorithm),
         )  # fmt: skip
+        self.release = releases.imported()
+        self.release.complete(config, self.runner)
 
     def stored(self, k: torch.Tensor) -> torch.Tensor:
         """What the pool keeps of keys of the model's dtype: in the pool's, divided by the layer's k_scale."""
@@ -122,37 +125,15 @@ class Rig:
         return torch.randn(*shape, generator=self.generator).to(self.dtype).to(self.device)
 
     def backend(self, **kwargs: Any) -> Any:
-        """A new attention backend of this runner: the server's, FlashInferMLAAttnBackend or TritonAttnBackend."""
-        if self.args.attention_backend == "triton":
-            from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-
-            return TritonAttnBackend(self.runner, **kwargs)
-        return self.module.FlashInferMLAAttnBackend(self.runner, **kwargs)
+        """A new attention backend of this runner, by the server's name for it; with `skip_prefill` a draft step's."""
+        name = self.args.attention_backend
+        if kwargs.get("skip_prefill"):
+            return self.release.step_backend(self.runner, name, **kwargs)
+        return self.release.make_backend(self.runner, name)
 
     def graph_runner(self, attn_backend: Any, bs: int, n: int) -> Any:
-        """The real CudaGraphRunner with one bucket, as its __init__ leaves it just before it captures."""
-        from sglang.srt.model_executor import cuda_graph_runner as module
-        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
-
-        self.runner.attn_backend = attn_backend
-        runner = object.__new__(module.CudaGraphRunner)
-        runner.__dict__.update(
-            model_runner=self.runner, attn_backend=attn_backend, device=self.device, num_tokens_per_bs=n,
-            capture_bs=[bs], max_bs=bs, max_num_token=bs * n, capture_hidden_mode=CaptureHiddenMode.FULL,
-            capture_forward_mode=ForwardMode.TARGET_VERIFY, speculative_num_steps=3, speculative_num_draft_tokens=n,
-            seq_len_fill_value=1, is_encoder_decoder=False, require_mlp_tp_gather=False, require_gathered_buffer=False,
-            nsa_enable_prefill_cp=False, enable_pdmux=False, enable_two_batch_overlap=False,
-        )  # fmt: skip
-        arguments: dict[str, Any] = {
-            "device": self.device, "max_bs": bs, "max_num_token": bs * n, "hidden_size": 8, "vocab_size": 8,
-            "dtype": self.dtype, "dp_size": 1, "pp_size": 1, "is_encoder_decoder": False,
-            "require_mlp_tp_gather": False, "seq_len_fill_value": 1, "encoder_len_fill_value": 0,
-            "num_tokens_per_bs": n, "cache_loc_dtype": torch.int64, "enable_mamba_track": False,
-        }  # fmt: skip
-        if hasattr(module, "treeverify"):
-            arguments["custom_mask_numel"] = module.treeverify.capture_mask_numel(attn_backend)
-        runner.buffers = module.DecodeInputBuffers.create(**arguments)
-        return runner
+        """The real graph runner with one bucket, as its __init__ leaves it just before it captures."""
+        return self.release.graph_runner(self, attn_backend, bs, n)
 
     def step(self, prefixes: Sequence[int], n: int, **kwargs: Any) -> Step:
         """A verify step of requests with these prefix lengths and `n` draft tokens each."""
@@ -215,17 +196,16 @@ class Step:
 
     def forward_batch(self, kind: str) -> Any:
         """A real ForwardBatch; NGRAM's carries a stale seq_lens_sum, as its worker leaves it."""
-        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 
         stale, tokens = kind.startswith("ngram"), self.bs * self.n
-        return ForwardBatch(
-            forward_mode=ForwardMode.TARGET_VERIFY, batch_size=self.bs,
+        return self.rig.release.forward_batch(
+            self.rig, forward_mode=ForwardMode.TARGET_VERIFY, batch_size=self.bs,
             input_ids=torch.zeros(tokens, dtype=torch.int64, device=self.rig.device),
             positions=torch.zeros(tokens, dtype=torch.int64, device=self.rig.device),
             req_pool_indices=self.req_pool_indices, seq_lens=self.seq_lens, out_cache_loc=self.out_cache_loc,
             seq_lens_sum=1 if stale else sum(self.prefixes), seq_lens_cpu=self.seq_lens_cpu.clone(),
-            req_to_token_pool=self.rig.requests, token_to_kv_pool=self.rig.pool, spec_info=self.spec_info(kind),
-            capture_hidden_mode=CaptureHiddenMode.FULL,
+            spec_info=self.spec_info(kind), capture_hidden_mode=CaptureHiddenMode.FULL,
         )  # fmt: skip
 
     def padded(self, rows: int) -> Step:

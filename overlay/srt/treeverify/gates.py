@@ -39,7 +39,7 @@ HONOURS_MASKS = frozenset({"triton"})
 MOVES_KV = frozenset({"DDTREE"})
 """Algorithms whose trees are committed across pages: their worker moves the KV itself."""
 
-CHAINS = frozenset({"DFLASH", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE"})
+CHAINS = frozenset({"DFLASH", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE"})
 """Algorithms that draft a chain at topk 1. Any other one, a plugin's too, is taken to draft trees."""
 
 
@@ -138,14 +138,20 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
             return found
     elif backend_name != "flashinfer":
         return Obstacle("it verifies causally", "Pass --attention-backend flashinfer (or triton)")
+    from .compat import kv_ranks
+
     args = model_runner.server_args
     width = args.speculative_num_draft_tokens
     if args.enable_two_batch_overlap or args.enable_pdmux:
         flag = "--enable-two-batch-overlap" if args.enable_two_batch_overlap else "--enable-pdmux"
         return Obstacle(f"{flag} splits a verify batch over streams", f"Drop {flag}")
+    if args.speculative_algorithm == "DSPARK":
+        return Obstacle("DSPARK may verify requests of different widths", "Take another algorithm")
+    if kv_ranks(args) > 1:
+        return Obstacle("--dcp-size spreads a request's KV over GPUs", "Drop --dcp-size")
     if trees and args.page_size != 1 and args.speculative_algorithm not in MOVES_KV:
         return Obstacle(
-            f"page size {args.page_size}: accepting a path moves KV inside pages, which this release's MLA pool cannot",
+            f"page size {args.page_size}: accepting a path would move KV inside pages",
             "Pass --page-size 1",
         )
     if width is not None and width > MAX_Q:
@@ -157,11 +163,13 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
 
 def _reading_obstacle(model_runner: ModelRunner, device: torch.device) -> Obstacle | None:
     """What keeps the kernels from reading this runner's pool, whatever for."""
+    from .compat import attention_ranks
+
     config, dtype, kv_dtype = model_runner.model_config, model_runner.dtype, model_runner.kv_cache_dtype
     shape = (config.kv_lora_rank, config.qk_rope_head_dim)
     if shape != (LATENT, ROPE):
         return Obstacle(f"the kernels are built for latent {LATENT} and rope {ROPE}, the model has {shape}", _TRITON)
-    heads = config.num_attention_heads // _attention_ranks()
+    heads = config.num_attention_heads // attention_ranks()
     if not 1 <= heads <= MAX_HEADS:
         return Obstacle(f"{heads} query heads a GPU are not within 1 .. {MAX_HEADS}", "Change --tp-size")
     if dtype not in (torch.bfloat16, torch.float16) or not paths.reads(dtype, kv_dtype):
@@ -214,13 +222,6 @@ def _triton_obstacle(model_runner: ModelRunner) -> Obstacle | None:
 def _package() -> Path:
     """The sglang package this file was copied into."""
     return Path(__file__).resolve().parents[2]
-
-
-def _attention_ranks() -> int:
-    """GPUs that share the heads of a layer."""
-    from sglang.srt.layers.dp_attention import get_attention_tp_size
-
-    return int(get_attention_tp_size())
 
 
 def _kernel_obstacle(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Obstacle | None:

@@ -54,8 +54,8 @@ def compared_by_two(folder: str) -> list[dict[str, str]]:
         return pool.starmap(_compared, [(rank, folder) for rank in range(2)], chunksize=1)
 
 
-def test_ranks_that_differ_stop(patched_tree: Path, tmp_path: Path) -> None:
-    fresh = Worker(patched_tree)  # torch's threads do not survive a fork
+def test_ranks_that_differ_stop(patched_package: Path, tmp_path: Path) -> None:
+    fresh = Worker(patched_package)  # torch's threads do not survive a fork
     first, second = fresh(compared_by_two, folder=str(tmp_path))
     fresh.close()
     assert first == second, "every rank stops, with the same words"

@@ -8,7 +8,7 @@ that was made from them. `EagerBuffers` grow when a batch needs it and are other
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,12 +19,17 @@ from .plan import LATENT, Cut, mask_words, plan_size, workspace_floats
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 _mla_verify = torch.ops.treeverify.mla_verify.default
 
 KV_LIMIT = 2**31
 """First number of KV slots that a batch's kv_indptr cannot hold."""
+
+
+class HasPool(Protocol):
+    """A ForwardBatch in some releases, an attention backend in others."""
+
+    token_to_kv_pool: Any
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class VerifyMetadata:
         q: torch.Tensor,
         q_rope: torch.Tensor | None,
         layer: RadixAttention,
-        forward_batch: ForwardBatch,
+        owner: HasPool,
         out: torch.Tensor | None = None,
         k_scale: float = 1.0,
     ) -> torch.Tensor:
@@ -101,6 +106,7 @@ class VerifyMetadata:
         Args:
             q: [T, H, 512] with q_rope, else [T, H * 576] or [T, H, 576]; bf16 or fp16.
             q_rope: [T, H, 64] or None.
+            owner: whose token_to_kv_pool holds the KV.
             out: [T, H * 512] to write to; allocated where None.
             k_scale: what the writer divided keys, and so values, by.
 
@@ -115,7 +121,7 @@ class VerifyMetadata:
         args = (
             q,
             q_rope,
-            forward_batch.token_to_kv_pool.get_key_buffer(layer.layer_id),
+            owner.token_to_kv_pool.get_key_buffer(layer.layer_id),
             self.kv_indptr,
             self.kv_indices,
             self.qo_indptr,

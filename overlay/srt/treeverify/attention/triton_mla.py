@@ -18,10 +18,9 @@ from .verifier import Verifier
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
     from sglang.srt.layers.radix_attention import RadixAttention
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from .buffers import VerifyMetadata
+    from .buffers import HasPool, VerifyMetadata
 
 
 def attach(backend: TritonAttnBackend, model_runner: ModelRunner) -> Verifier | None:
@@ -36,16 +35,17 @@ def attach(backend: TritonAttnBackend, model_runner: ModelRunner) -> Verifier | 
 
 
 def attend(
-    metadata: VerifyMetadata, q: torch.Tensor, layer: RadixAttention, forward_batch: ForwardBatch, out: torch.Tensor
+    metadata: VerifyMetadata, q: torch.Tensor, layer: RadixAttention, owner: HasPool, out: torch.Tensor
 ) -> torch.Tensor:
     """Verify attention of one layer, whose draft KV is in the pool already, divided by the layer's k_scale.
 
     Args:
         q: [T, H * 576] or [T, H, 576], latent and rope of a head side by side; bf16 or fp16.
+        owner: whose token_to_kv_pool holds the KV.
         out: [T, H * 512]; rows past the batch become 0.
 
     Returns:
         `out`.
     """
     k_scale = 1.0 if layer.k_scale is None else layer.k_scale_float
-    return metadata.attend(q, None, layer, forward_batch, out, k_scale)
+    return metadata.attend(q, None, layer, owner, out, k_scale)

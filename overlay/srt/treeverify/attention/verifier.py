@@ -45,20 +45,20 @@ class _Step(NamedTuple):
     bucket: _Bucket
     req_pool_indices: torch.Tensor
     seq_lens: torch.Tensor
-    cached: int
-    """Prefix tokens of the real requests in all, as far as the host knows; never too many."""
+    cached: int | None
+    """Prefix tokens of the real requests in all, as far as the host knows; None where it does not."""
     raw_bs: int
 
 
 def geometry_of(model_runner: ModelRunner, plan: bool = False, index: torch.dtype = torch.int32) -> Geometry:
     """What the kernels are launched by on this runner's device and pool. Arguments as Geometry."""
-    from sglang.srt.layers.dp_attention import get_attention_tp_size
+    from ..compat import attention_ranks
 
     req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
     device, path = req_to_token.device, paths.chosen()
     return Geometry(
         device=device,
-        heads=model_runner.model_config.num_attention_heads // get_attention_tp_size(),
+        heads=model_runner.model_config.num_attention_heads // attention_ranks(),
         row_width=req_to_token.shape[1],
         target=paths.target(device, path, model_runner.kv_cache_dtype),
         path=path,
@@ -113,16 +113,20 @@ class Verifier:
         return bucket.metadata
 
     def replay(
-        self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, seq_lens_sum: int, spec_info: Any
-    ) -> None:
+        self, bs: int, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor, seq_lens_sum: int | None, spec_info: Any
+    ) -> VerifyMetadata:
         """Prepares the buffers of the captured graph for this step's requests and mask. Launches, never waits.
 
         Args:
             bs: requests of the captured graph; `raw_bs` of them are real.
             req_pool_indices: int64 [bs], stale where padded.
             seq_lens: int32 or int64 [bs], prefix lengths without the draft.
-            seq_lens_sum: their sum as the host knows it, `fill` for each padded row; NGRAM's lags behind.
+            seq_lens_sum: their sum as the host knows it, `fill` for each padded row; NGRAM's may lag behind. None where
+                the host has no lengths.
             spec_info: this step's verify input.
+
+        Returns:
+            What the graph was captured with.
         """
         raw_bs, self.raw_bs = self.raw_bs, None
         if raw_bs is None:
@@ -131,19 +135,24 @@ class Verifier:
                 "does): padded rows would be taken for requests. Is the graph runner's patch applied?"
             )
         bucket = self._captured[bs, getattr(spec_info, "draft_token_num", self._width)]
-        cached = seq_lens_sum - (bs - raw_bs) * self._fill
+        cached = None if seq_lens_sum is None else seq_lens_sum - (bs - raw_bs) * self._fill
         self._prepare(_Step(bucket, req_pool_indices, seq_lens, cached, raw_bs), spec_info)
+        return bucket.metadata
 
     def eager(self, forward_batch: ForwardBatch) -> VerifyMetadata:
         """Metadata of a step outside graphs. Lengths come from the host's copy: NGRAM leaves `seq_lens_sum` behind."""
         spec_info, bs, seq_lens_cpu = forward_batch.spec_info, forward_batch.batch_size, forward_batch.seq_lens_cpu
-        raw_bs = getattr(forward_batch, "_original_batch_size", bs)
+        unpadded = getattr(forward_batch, "_original_batch_size", None)
+        raw_bs = bs if unpadded is None else unpadded
         n = spec_info.draft_token_num
-        if seq_lens_cpu is None:
+        if seq_lens_cpu is not None:
+            cached = int(seq_lens_cpu[:raw_bs].sum())
+        elif forward_batch.seq_lens_sum is not None:
             cached = forward_batch.seq_lens_sum - (bs - raw_bs) * self._fill
         else:
-            cached = int(seq_lens_cpu[:raw_bs].sum())
-        metadata = self._eager.metadata(raw_bs, n, cached + raw_bs * n)  # rows of padding are zeros, as rows past them
+            cached = None
+        kv = raw_bs * self._geometry.row_width if cached is None else cached + raw_bs * n
+        metadata = self._eager.metadata(raw_bs, n, kv)  # rows of padding are zeros, as rows past them
         if self._last_eager is None or self._last_eager.metadata is not metadata:
             self._last_eager = self._bucket(metadata)
         step = _Step(self._last_eager, forward_batch.req_pool_indices, forward_batch.seq_lens, cached, raw_bs)
@@ -186,7 +195,7 @@ class Verifier:
         numel, draft_only = mask.numel(), step.raw_bs * n**2
         if numel == draft_only:
             return _Mask(mask, abi.MASK_QLEN)
-        expected = draft_only + n * step.cached
+        expected = draft_only + n * (step.cached or 0)
         if self._trees and numel < expected:
             raise RuntimeError(
                 f"treeverify: the tree mask of {step.raw_bs} requests, {n} tokens each, has {numel} "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0003: an MLA drafter with topk > 1 gets draft steps that take several branches and q and k in two parts."""
+"""An MLA drafter with topk > 1 gets draft steps that take several branches and q and k in two parts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0001: FlashInferMLAAttnBackend verifies by the mask, eager, captured and replayed, and its gates."""
+"""FlashInfer's MLA backend verifies by the mask, eager, captured and replayed, and its gates."""
 
 from __future__ import annotations
 
@@ -107,30 +107,22 @@ def graph(raw: list[int], bs: int, n: int, kind: str) -> dict[str, Any]:
     """Captures a bucket, replays it twice: with other requests first, then with `raw` and padded rows."""
     import torch
     from mla_rig import Rig, causal, worst_row
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     rig = Rig(speculative_num_draft_tokens=n, speculative_algorithm="EAGLE" if kind == "eagle" else "NGRAM")
     backend = rig.backend()
     backend.init_cuda_graph_state(bs, bs * n)
     rows = torch.zeros(bs, dtype=torch.int64)
-    lens = torch.ones(bs, dtype=torch.int32)
-    mode = ForwardMode.TARGET_VERIFY
-    backend.init_forward_metadata_capture_cuda_graph(bs, bs * n, rows, lens, None, mode, None)
+    lens = torch.ones(bs, dtype=rig.release.SEQ_LENS)
+    rig.release.capture(backend, bs, n, rows, lens)
     captured = backend.forward_metadata
     addresses = [t.data_ptr() for t in (captured.kv_indptr, captured.kv_indices, captured.mask, captured.workspace)]
 
     def replay(prefixes: list[int]) -> tuple[Any, Any]:
         step = rig.step(prefixes, n)
         real = len(prefixes)
-        rows[:real], lens[:real] = step.req_pool_indices, step.seq_lens.int()
+        rows[:real], lens[:real] = step.req_pool_indices, step.seq_lens
         lens[real:] = 1
-        cpu = torch.ones(bs, dtype=torch.int64)
-        cpu[:real] = step.seq_lens
-        backend.tree_verify.raw_bs = real
-        total = sum(prefixes) + bs - real
-        backend.init_forward_metadata_replay_cuda_graph(
-            bs, rows, lens, total, None, mode, step.spec_info(kind), seq_lens_cpu=cpu
-        )
+        rig.release.replay(backend, rows, lens, real, sum(prefixes) + bs - real, step.spec_info(kind))
         padding = bs * n - real * n
         batch = step.forward_batch(kind)
         batch.out_cache_loc = torch.cat([step.out_cache_loc, torch.zeros(padding, dtype=torch.int64)])
@@ -169,7 +161,6 @@ def planned(deterministic: bool) -> dict[str, Any]:
 
     import torch
     from mla_rig import Rig, worst_row
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     heard: list[str] = []
     handler = logging.Handler()
@@ -187,13 +178,11 @@ def planned(deterministic: bool) -> dict[str, Any]:
     eager = backend.forward_metadata
     tree = worst_row(step.attend(backend, batch), step.expected())
     backend.init_cuda_graph_state(4, 32)
-    rows, lens = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int32)
-    backend.init_forward_metadata_capture_cuda_graph(4, 32, rows, lens, None, ForwardMode.TARGET_VERIFY, None)
+    rows, lens = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=rig.release.SEQ_LENS)
+    rig.release.capture(backend, 4, 8, rows, lens)
     captured = backend.forward_metadata
-    rows[:3], lens[:3], backend.tree_verify.raw_bs = step.req_pool_indices, step.seq_lens.int(), 3
-    backend.init_forward_metadata_replay_cuda_graph(
-        4, rows, lens, 976, None, ForwardMode.TARGET_VERIFY, step.spec_info("eagle"), seq_lens_cpu=None
-    )
+    rows[:3], lens[:3] = step.req_pool_indices, step.seq_lens
+    rig.release.replay(backend, rows, lens, 3, 976, step.spec_info("eagle"))
 
     def shares(metadata: Any) -> list[int] | None:
         if metadata.split_indptr is None:
@@ -235,7 +224,7 @@ def gate(**case: Any) -> str:
         return str(error)
     finally:
         del os.environ["TREEVERIFY_PATH"]
-    return "stock" if backend.tree_verify is None else "served"
+    return "stock" if getattr(backend, "tree_verify", None) is None else "served"
 
 
 CHAIN: dict[str, Any] = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 1}
@@ -295,9 +284,8 @@ def subclass_gate(algorithm: str, topk: int) -> str:
     from mla_rig import Rig
 
     rig = Rig(speculative_algorithm=algorithm, speculative_eagle_topk=topk, attention_backend="flashmla")
-    FlashMLABackend = type("FlashMLABackend", (rig.module.FlashInferMLAAttnBackend,), {})
     try:
-        return "stock" if FlashMLABackend(rig.runner).tree_verify is None else "served"
+        return "served" if rig.release.flashmla_is_served(rig) else "stock"
     except ValueError as error:
         return str(error)
 
@@ -326,7 +314,8 @@ def disabled() -> dict[str, Any]:
         backend.init_forward_metadata(batch)
     finally:
         del os.environ["TREEVERIFY_DISABLE"]
-    return {"stock": backend.tree_verify is None, "planned": backend.prefill_wrapper_verify.planned[8], "heard": heard}
+    stock = getattr(backend, "tree_verify", None) is None
+    return {"stock": stock, "planned": backend.prefill_wrapper_verify.planned[8], "heard": heard}
 
 
 def test_disable_switch_is_stock_and_says_what_that_means(patched: Worker) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0006: TritonAttnBackend of an MLA target verifies on treeverify's kernels; switched off, and all else, is stock's."""
+"""TritonAttnBackend of an MLA target verifies on treeverify's kernels; switched off, and all else, is stock's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from worker import Worker
 BF16 = 5e-3
 WRONG = 0.05
 """A mask that is not honoured moves some row of these inputs by far more than this."""
+NEEDS_DDTREE = pytest.mark.ddtree
+DDTREE = pytest.param("ddtree", marks=NEEDS_DDTREE)
 
 
 @contextmanager
@@ -102,7 +104,7 @@ def eager(
     }
 
 
-@pytest.mark.parametrize("kind", ["eagle", "ngram", "ngram_qlen", "dflash_mask", "ddtree"])
+@pytest.mark.parametrize("kind", ["eagle", "ngram", "ngram_qlen", "dflash_mask", DDTREE])
 @pytest.mark.parametrize("prefixes, n", [([5, 0, 70], 8), ([33], 3), ([1, 120], 65)])
 def test_eager_step_follows_the_tree(patched: Worker, kind: str, prefixes: list[int], n: int) -> None:
     got = patched(eager, kind=kind, prefixes=prefixes, n=n)
@@ -125,6 +127,7 @@ def test_dflash_without_mask_is_causal(patched: Worker) -> None:
     assert got["causal"] <= BF16 and got["metadata"] == "VerifyMetadata", got
 
 
+@pytest.mark.ddtree
 @pytest.mark.parametrize("page_size", [16, 32, 64])
 def test_slots_in_pages(patched: Worker, page_size: int) -> None:
     for kind, n in (("ddtree", 9), ("dflash", 8)):
@@ -136,7 +139,7 @@ def test_slots_in_pages(patched: Worker, page_size: int) -> None:
         assert (got["causal"] > WRONG) is (kind == "ddtree"), got
 
 
-@pytest.mark.parametrize("kind, form", [("eagle", None), ("ddtree", "FULL")])
+@pytest.mark.parametrize("kind, form", [("eagle", None), pytest.param("ddtree", "FULL", marks=NEEDS_DDTREE)])
 def test_off_is_triton_itself_and_still_follows_the_tree(patched: Worker, kind: str, form: str | None) -> None:
     got = patched(eager, kind=kind, prefixes=[5, 0, 70], n=8, on=False, dtype="float16")
     assert got["metadata"] == "ForwardMetadata" and got["form"] == form, got
@@ -217,9 +220,8 @@ def replayed(kind: str, mode: str, prefixes: list[int], bs: int, n: int) -> dict
     """
     from mla_rig import causal, worst_row
     from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    rig, verify = _rig(kind, n), ForwardMode.TARGET_VERIFY
+    rig = _rig(kind, n)
     outer = verifying = _backend(rig)
     if mode != "plain":
         rig.args.speculative_attention_mode, other = mode, _backend(rig, on=False)
@@ -228,16 +230,15 @@ def replayed(kind: str, mode: str, prefixes: list[int], bs: int, n: int) -> dict
     outer.init_cuda_graph_state(bs, bs * n)
     runner = rig.graph_runner(outer, bs, n)
     buffers = runner.buffers
-    rows, lens = buffers.req_pool_indices[:bs], buffers.seq_lens[:bs]
-    outer.init_forward_metadata_capture_cuda_graph(bs, bs * n, rows, lens, None, verify, runner.get_spec_info(bs * n))
+    rig.release.runner_captures(runner)
     captured = verifying.forward_metadata
     tensors = (captured.kv_indptr, captured.kv_indices, captured.mask, captured.workspace)
     addresses = [t.data_ptr() for t in tensors]
     for now in ([20] * bs, prefixes):
         step = rig.step(now, n)
         batch = _batch(step, kind, outer)
-        runner.replay_prepare(batch)
-        rows[len(now) :] = 7  # what an earlier, fuller replay may have left
+        rig.release.runner_replays(runner, batch)
+        buffers.req_pool_indices[len(now) :] = 7  # what an earlier, fuller replay may have left
     batch.out_cache_loc, verifying.forward_metadata = buffers.out_cache_loc, captured
     real = len(prefixes) * n
     out = _extend(step.padded(bs * n - real), verifying, batch)
@@ -246,13 +247,12 @@ def replayed(kind: str, mode: str, prefixes: list[int], bs: int, n: int) -> dict
         "causal": worst_row(out[:real], step.expected(causal(len(prefixes), n))),
         "padding": float(out[real:].abs().max()) if out.shape[0] > real else 0.0,
         "lengths": captured.kv_indptr[: bs + 1].diff().tolist(),
-        "mask_bytes": buffers.custom_mask.numel(),
         "fixed": addresses == [t.data_ptr() for t in tensors],
         "index": str(captured.kv_indices.dtype),
     }
 
 
-@pytest.mark.parametrize("kind", ["eagle", "ngram", "dflash_mask", "ddtree"])
+@pytest.mark.parametrize("kind", ["eagle", "ngram", "dflash_mask", DDTREE])
 @pytest.mark.parametrize("prefixes, bs, n", [([9, 44], 4, 8), ([7], 1, 65)])
 def test_replay_follows_the_tree_and_clears_padding(
     patched: Worker, kind: str, prefixes: list[int], bs: int, n: int
@@ -261,7 +261,6 @@ def test_replay_follows_the_tree_and_clears_padding(
     assert got["tree"] <= BF16 and got["causal"] > WRONG, got
     assert got["padding"] == 0.0 and got["fixed"] and got["index"] == "torch.int64", got
     assert got["lengths"] == [p + n for p in prefixes] + [0] * (bs - len(prefixes)), got
-    assert got["mask_bytes"] == 1, "the runner's mask buffer is not needed here"
 
 
 @pytest.mark.parametrize("mode", ["prefill", "decode"])
@@ -287,13 +286,13 @@ def late_mask() -> dict[str, Any]:
     return {
         "early": early,
         "final": worst_row(_extend(step, backend, batch), step.expected()),
-        "buffers": backend.get_verify_buffers_to_fill_after_draft(),
+        "room": rig.release.mask_room(backend),
     }
 
 
 def test_mask_written_after_the_plan_is_the_one_used(patched: Worker) -> None:
     got = patched(late_mask)
-    assert got["early"] > WRONG and got["final"] <= BF16 and got["buffers"] == [None, None], got
+    assert got["early"] > WRONG and got["final"] <= BF16 and got["room"] == 0, got
 
 
 def buffer_sizes(on: bool, max_bs: int, n: int, **case: Any) -> dict[str, Any]:
@@ -512,14 +511,14 @@ def gate(**case: Any) -> list[Any]:
     finally:
         log.removeHandler(handler)
         log.setLevel(logging.NOTSET)
-    return ["stock" if backend.tree_verify is None else "served", heard]
+    return ["stock" if getattr(backend, "tree_verify", None) is None else "served", heard]
 
 
 @pytest.mark.parametrize(
     "case, outcome, said",
     [
         ({}, "served", "INFO treeverify: TARGET_VERIFY of triton (MLA) runs on treeverify's"),
-        ({"speculative_algorithm": "DDTREE"}, "served", "runs on treeverify's"),
+        pytest.param({"speculative_algorithm": "DDTREE"}, "served", "runs on treeverify's", marks=NEEDS_DDTREE),
         ({"speculative_algorithm": "NGRAM"}, "served", "runs on treeverify's"),
         ({"speculative_algorithm": "DFLASH", "speculative_eagle_topk": 1}, "served", "runs on treeverify's"),
         ({"dtype": "float16"}, "served", "runs on treeverify's"),
@@ -570,7 +569,7 @@ def subclass() -> bool:
     """A draft step's backend derives from TritonAttnBackend."""
     from sglang.srt.treeverify.attention.triton_draft import MLADraftStep
 
-    return MLADraftStep(_rig("eagle", 8).runner).tree_verify is None
+    return getattr(MLADraftStep(_rig("eagle", 8).runner), "tree_verify", None) is None
 
 
 def test_subclasses_keep_their_own(patched: Worker) -> None:
