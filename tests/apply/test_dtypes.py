@@ -187,6 +187,15 @@ def test_branches_are_told_apart() -> None:
         source(body).dtype_of("C.g", "x")
 
 
+def test_a_branch_is_told_by_whole_words() -> None:
+    body = "if mode == Mode.PACKED:\n    x = torch.zeros(1, dtype=torch.uint8)\n"
+    body += "elif mode == Mode.PACKED_BITS:\n    x = torch.zeros(1, dtype=torch.int64)"
+    assert source(body).dtype_of("C.f", "x", "Mode.PACKED").dtype == "uint8"
+    assert source(body).dtype_of("C.f", "x", "Mode.PACKED_BITS").dtype == "int64"
+    with pytest.raises(NotEstablished):
+        source(body).dtype_of("C.f", "x", "ode.PACKED")
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

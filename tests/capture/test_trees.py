@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lint on the real release: what it must find there, and that nothing unexplained is left once it is patched."""
+"""The lint on the real release: what it must find there, patched and not; tests/patches asks it of every pin."""
 
 from __future__ import annotations
 
@@ -79,12 +79,6 @@ def test_stock_has_every_wait_that_the_docs_list(stock: Report) -> None:
     listed |= {(SRT + file, int(line)) for file, lines in rows if "," in lines for line in lines.split(",")}
     assert len(listed) >= 20
     assert listed <= {(one.file, one.line) for one in stock.findings}
-
-
-def test_nothing_unexplained_is_left_in_the_patched_tree(patched: Report) -> None:
-    assert patched.patched
-    assert [f"{one.file}:{one.line} {one.rule} {one.source}" for one in patched.findings] == []
-    assert [entry.source for entry in patched.stale] == []
 
 
 def test_the_graphs_and_their_metadata_need_next_to_no_leave(patched: Report) -> None:

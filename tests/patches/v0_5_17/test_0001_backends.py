@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0001: which backend a runner of this release gets, and steps whose lengths the host does not know or overrates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from worker import Worker
+
+BF16 = 5e-3
+
+
+def chosen(name: str, **args: Any) -> str:
+    """The class that serves, "stock", or the text of a refusal."""
+    from mla_rig import Rig
+    from sglang.srt.treeverify.attention import choice
+
+    mla = args.pop("mla", True)
+    rig = Rig(attention_backend=name, **args)
+    rig.runner.use_mla_backend = mla
+    try:
+        found = choice.verifying(name, rig.runner)
+    except ValueError as error:
+        return str(error)
+    return "stock" if found is None else str(found.__name__)
+
+
+@pytest.mark.parametrize("name", ["flashmla", "cutlass_mla", "trtllm_mla", "tokenspeed_mla", "cutedsl_mla"])
+def test_backends_that_drop_masks_refuse_trees_and_keep_chains(patched: Worker, name: str) -> None:
+    said = patched(chosen, name=name)
+    assert f"cannot be verified by its mask on the {name} MLA backend" in said and "flashinfer" in said
+    assert patched(chosen, name=name, speculative_eagle_topk=1) == "stock"
+    assert patched(chosen, name=name, mla=False) == "stock"
+
+
+@pytest.mark.parametrize(
+    "case, outcome",
+    [
+        ({}, "FlashInferMLAVerifyBackend"),
+        ({"mla": False}, "stock"),
+        ({"name": "fa3"}, "stock"),
+        ({"speculative_algorithm": "DSPARK", "speculative_eagle_topk": 1}, "stock"),
+        ({"speculative_eagle_topk": 1, "dcp_size": 2}, "stock"),
+    ],
+)
+def test_what_is_served(patched: Worker, case: dict[str, Any], outcome: str) -> None:
+    assert patched(chosen, **{"name": "flashinfer", **case}) == outcome
+
+
+def test_trees_over_kv_that_several_gpus_share_are_refused(patched: Worker) -> None:
+    said = patched(chosen, name="flashinfer", dcp_size=2)
+    assert "--dcp-size spreads a request's KV over GPUs. Drop --dcp-size" in said
+
+
+def ddtree() -> str:
+    """What SGLang says of the algorithm that this pin does not have yet."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    try:
+        return str(SpeculativeAlgorithm.from_string("DDTREE"))
+    except ValueError as error:
+        return str(error)
+
+
+def test_ddtree_is_no_algorithm_here_yet(patched: Worker) -> None:
+    assert "DDTREE" in patched(ddtree) and "Unknown" in patched(ddtree)
+
+
+def overrated(known: bool) -> dict[str, float]:
+    """DFLASH's worker hands over host lengths with the block in them; or there are none. Eager, then a replay."""
+    import torch
+    from mla_rig import Rig, causal, worst_row
+
+    prefixes, n, bs = [12, 3], 8, 3
+    rig = Rig(speculative_algorithm="DFLASH", speculative_num_draft_tokens=n, speculative_eagle_topk=1)
+    backend = rig.backend()
+    step = rig.step(prefixes, n, chain=True)
+    batch = step.forward_batch("dflash")
+    batch.seq_lens_cpu = step.seq_lens_cpu + n if known else None
+    batch.seq_lens_sum = sum(prefixes) + 2 * n if known else None
+    backend.init_forward_metadata(batch)
+    eager = worst_row(step.attend(backend, batch), step.expected(causal(2, n)))
+    backend.init_cuda_graph_state(bs, bs * n)
+    runner = rig.graph_runner(backend, bs, n)
+    rig.release.runner_captures(runner)
+    rig.release.runner_replays(runner, batch)
+    batch.out_cache_loc = runner.buffers.out_cache_loc
+    out = step.padded(n).attend(backend, batch)
+    lengths = [float(length) for length in backend.forward_metadata.kv_indptr[: bs + 1].diff()]
+    return {
+        "eager": eager,
+        "replay": worst_row(out[: 2 * n], step.expected(causal(2, n))),
+        "wrong lengths": float(lengths != [p + n for p in prefixes] + [0.0]),
+        "padding": float(torch.as_tensor(out[2 * n :]).abs().max()),
+    }
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_lengths_come_from_the_device(patched: Worker, known: bool) -> None:
+    got = patched(overrated, known=known)
+    assert got["eager"] <= BF16 and got["replay"] <= BF16, got
+    assert got["wrong lengths"] == got["padding"] == 0.0, got
