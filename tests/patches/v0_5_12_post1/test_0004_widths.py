@@ -125,12 +125,12 @@ def chosen(rank: int, folder: str) -> list[Any]:
     return [widths, measured]
 
 
-def test_ranks_choose_the_same_widths(patched_tree: Path, tmp_path: Path) -> None:
-    ranks = [Worker(patched_tree) for _ in range(2)]
+def test_ranks_choose_the_same_widths(patched_package: Path, tmp_path: Path) -> None:
+    ranks = [Worker(patched_package) for _ in range(2)]
     try:
         with ThreadPoolExecutor(2) as pool:
             both = [pool.submit(ranks[i], chosen, rank=i, folder=str(tmp_path)) for i in range(2)]
-            (widths, measured), others = (one.result(timeout=120) for one in both)
+            (widths, measured), others = (one.result(timeout=300) for one in both)
     finally:
         for rank in ranks:
             rank.close()
