@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every test here runs for every pin, those in a pin's folder for that pin alone.
+"""Every test here runs for every pin, those in a pin's folder, or marked pin, for that pin alone.
 
 One worker process for the patched tree and one for the stock tree of a pin; see tests/support/worker.py.
 """
@@ -28,6 +28,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "each_pin" in metafunc.fixturenames:
         folder = metafunc.definition.path.parent.name
         pins = [PINS[folder]] if folder in PINS else list(PINS.values())
+        if marker := metafunc.definition.get_closest_marker("pin"):
+            pins = [pin for pin in pins if pin.name in marker.args]
         metafunc.parametrize("each_pin", pins, indirect=True, ids=lambda pin: pin.name, scope="session")
 
 

@@ -42,6 +42,7 @@ def test_eager_step_follows_the_tree(patched: Worker, kind: str, prefixes: list[
     assert got["kv"] and not got["planned"] and got["shape"] == [len(prefixes) * n, 4 * 512]
 
 
+@pytest.mark.ddtree
 @pytest.mark.parametrize("page_size", [16, 32, 64])
 def test_slots_in_pages(patched: Worker, page_size: int) -> None:
     """Trees and chains of DDTREE and DFLASH, whose slots lie page by page; the kernels read them one by one."""
@@ -248,7 +249,7 @@ CHAIN: dict[str, Any] = {"speculative_algorithm": "EAGLE", "speculative_eagle_to
         ({**CHAIN, "enable_two_batch_overlap": True}, "stock"),
         ({**CHAIN, "enable_pdmux": True}, "stock"),
         ({**CHAIN, "page_size": 64}, "served"),
-        ({"speculative_algorithm": "DDTREE", "page_size": 64}, "served"),
+        pytest.param({"speculative_algorithm": "DDTREE", "page_size": 64}, "served", marks=pytest.mark.ddtree),
         ({**CHAIN, "heads": 129}, "stock"),
         ({"heads": 128}, "served"),
         ({"path": "portable"}, "served"),

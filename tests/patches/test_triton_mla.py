@@ -357,6 +357,7 @@ def stock_layout(kernel: str | None, graph: bool, prefixes: list[int], n: int, b
     }
 
 
+@pytest.mark.pin("v0.5.12.post1")
 @pytest.mark.parametrize("graph, width, mask", [(False, "int32", "bool"), (True, "int64", "uint8")])
 @pytest.mark.parametrize("prefixes, bs, n", [([9, 0, 44], 4, 8), ([17], 1, 65)])
 @pytest.mark.parametrize("emulated", [False, True])
@@ -414,6 +415,7 @@ def operators(on: bool) -> list[str]:
     return ran
 
 
+@pytest.mark.pin("v0.5.12.post1")
 def test_one_operator_prepares_a_replay_where_stock_takes_ten(patched: Worker) -> None:
     assert patched(operators, on=True) == ["treeverify::mla_prep"]
     assert patched(operators, on=False) == [
@@ -451,6 +453,7 @@ def graph_bytes(on: bool, max_bs: int, n: int, heads: int, context: int, process
     return {name: t.nbytes for name, t in made.values() if t.device.type == "meta"}
 
 
+@pytest.mark.pin("v0.5.12.post1")
 def test_graph_buffers_at_k2s_size(patched: Worker) -> None:
     """A rank of eight of Kimi K2, 64 heads, on an H200: 32 requests of 16 draft tokens and up to 256k of context."""
     k2 = {"max_bs": 32, "n": 16, "heads": 8, "context": 262144, "processors": 132}
@@ -533,7 +536,9 @@ def gate(**case: Any) -> list[Any]:
         ({"runner": {"use_mla_backend": False}}, "stock", "not MLA"),
         ({"runner": {"sliding_window_size": 128}}, "stock", "sliding windows"),
         ({"page_size": 16}, "stock", "page size 16"),  # an EAGLE tree, which SGLang itself cannot commit there
-        ({"speculative_algorithm": "DDTREE", "page_size": 64}, "served", "runs on treeverify's"),
+        pytest.param(
+            {"speculative_algorithm": "DDTREE", "page_size": 64}, "served", "runs on treeverify's", marks=NEEDS_DDTREE
+        ),
         ({"speculative_algorithm": "DFLASH", "speculative_eagle_topk": 1, "page_size": 32}, "served", "runs on"),
         ({"dtype": "float32"}, "stock", "float32"),
         ({"kv": "float8_e4m3fn"}, "served", "runs on treeverify's"),
