@@ -68,7 +68,7 @@ def tree_steps() -> None:
         tree_ops.tree_walk(*tree_cases.walk_args(tree))
 
 
-def head_step() -> None:
+def head_steps() -> None:
     """Vectors that end with the vocabulary or past it, ties beyond what is ranked, k beyond a slice's logits."""
     for dtype in head_ops.DTYPES:
         for vocab, k in ((9_000, 63), (9_001, 255), (8_200, 15)):
@@ -98,6 +98,7 @@ if __name__ == "__main__":
         verify_steps(target.path)
     prep_steps()
     tree_steps()
+    head_steps()
     kv_moves()
     torch.cuda.synchronize()
     print("small steps: done")
