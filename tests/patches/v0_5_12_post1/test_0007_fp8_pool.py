@@ -206,6 +206,13 @@ def test_prefill_casts_the_rows_it_attends_to(patched: Worker, kv: str) -> None:
     assert got["rows"] == got["total"] == 352 and got["indices"] == list(range(352))
 
 
+def test_prefill_takes_the_whole_pool_where_its_rows_would_be_more(patched: Worker) -> None:
+    """Requests that share a prefix name its slots once each."""
+    got = patched(prefill, prefixes=[900] * 5, n=2, kv="float8_e4m3fn")
+    assert got["error"] <= BF16 and got["rows"] == got["pool"] > got["total"] > got["pool"] // 2, got
+    assert max(got["indices"]) > got["total"], got
+
+
 def test_prefill_of_a_bf16_pool_is_the_stock_one(patched: Worker) -> None:
     got = patched(prefill, prefixes=[40, 300], n=6, kv="bfloat16")
     assert got["error"] <= BF16 and got["rows"] == got["pool"], got

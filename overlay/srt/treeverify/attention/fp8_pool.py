@@ -46,7 +46,9 @@ class Fp8Pool:
         self._req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self._kv_indptr, self._qo_indptr = backend.kv_indptr, backend.q_indptr_decode
         ints = torch.empty(0, dtype=torch.int32, device=self._geometry.device)
-        self._kv_indices = self._places = self._rows = ints
+        self._kv_indices = self._places = ints
+        self._slots: int = model_runner.token_to_kv_pool.size
+        self._rows: torch.Tensor | None = None
         self._no_mask, self._workspace = ints.long(), ints.float()
         self._graph_workspace = self._workspace
         self._captured: dict[int, VerifyMetadata] = {}
@@ -77,7 +79,14 @@ class Fp8Pool:
         self._prepare(self._captured[bs], req_pool_indices, seq_lens)
 
     def gather(self, kv_indices: torch.Tensor) -> torch.Tensor:
-        """Makes `kv_indices` the rows of the next prefill; returns where they will be: int32, 0, 1, 2, ..."""
+        """Makes `kv_indices` the rows of the next prefill; returns where they will be: int32, 0, 1, 2, ...
+
+        A slot is there once for each request that has it: behind prefixes that requests share the rows may be more than
+        the pool. Past half of it the whole pool is cast, as stock code does: less memory then, and less traffic.
+        """
+        if 2 * kv_indices.numel() > self._slots:
+            self._rows = None
+            return kv_indices
         self._rows = kv_indices
         if self._places.numel() < kv_indices.numel():
             size = kv_indices.numel() + kv_indices.numel() // 2
@@ -85,7 +94,9 @@ class Fp8Pool:
         return self._places[: kv_indices.numel()]
 
     def gathered(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Those rows of a layer's pool [slots, 1, 576], still fp8."""
+        """Those rows of a layer's pool [slots, 1, 576], or all of it; still fp8."""
+        if self._rows is None:
+            return buffer
         rows = self._rows.clamp(0, buffer.shape[0] - 1)  # what lies past the last request is not initialised
         return buffer.view(torch.uint8).index_select(0, rows).view(buffer.dtype)
 
