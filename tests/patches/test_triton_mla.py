@@ -570,6 +570,22 @@ def test_other_vendors_devices_keep_their_own(patched: Worker) -> None:
     assert patched(foreign_device) == "the kernels are CUDA, the device is xpu"
 
 
+def comes_to_compare(**case: Any) -> int:
+    """How often a rank comes to the others to compare what is installed."""
+    from sglang.srt.treeverify import ranks
+
+    ranks.check_installation.cache_clear()
+    gate(**case)
+    return int(ranks.check_installation.cache_info().misses)
+
+
+def test_a_rank_without_kernels_does_not_keep_the_others_waiting(patched: Worker) -> None:
+    """The comparison is a collective: who stays on SGLang's kernels for a reason of their own must have been there."""
+    assert patched(comes_to_compare, variables={"TREEVERIFY_PATH": "of no kernel"}) == 1
+    assert patched(comes_to_compare) == 1
+    assert patched(comes_to_compare, runner={"use_mla_backend": False}) == 0
+
+
 def subclass() -> bool:
     """A draft step's backend derives from TritonAttnBackend."""
     from sglang.srt.treeverify.attention.triton_draft import MLADraftStep

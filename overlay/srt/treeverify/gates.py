@@ -106,7 +106,6 @@ def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -
         return False
     found = obstacle(model_runner, backend_name, device, trees)
     if found is None:
-        ranks.check_installation()
         _log_once(logging.INFO, _serving_note(backend_name, device, model_runner.kv_cache_dtype))
         if switched_on(DROP_MASK):
             _log_once(logging.ERROR, f"treeverify: {DROP_MASK} is set: tree masks are DROPPED, outputs are WRONG.")
@@ -189,7 +188,6 @@ def reads_fp8(model_runner: ModelRunner, device: torch.device) -> bool:
     if found is None and model_runner.server_args.enable_deterministic_inference:
         found = Obstacle("--enable-deterministic-inference: a request's splits follow its batch's size here", "")
     if found is None:
-        ranks.check_installation()
         _log_once(logging.INFO, f"treeverify: decode and cached prefixes read the {_kv(model_runner)} pool as it is.")
         return True
     whole = f"SGLang casts the whole {_kv(model_runner)} pool in every layer"
@@ -225,13 +223,18 @@ def _package() -> Path:
 
 
 def _kernel_obstacle(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype) -> Obstacle | None:
-    """What keeps the kernels from running on this device, found by running them."""
+    """What keeps the kernels from running on this device, found by running them.
+
+    The first thing that ranks may answer differently, so that here they compare what they have: a rank that has no
+    kernels would leave the others waiting for it.
+    """
+    if device.type not in ("cuda", "cpu"):
+        return Obstacle(f"the kernels are CUDA, the device is {device.type}", "Serve on an NVIDIA GPU")
+    ranks.check_installation()
     try:
         path = paths.chosen()
     except ValueError as e:
         return Obstacle(str(e), f"Unset {paths.CHOICE}")
-    if device.type not in ("cuda", "cpu"):
-        return Obstacle(f"the kernels are CUDA, the device is {device.type}", "Serve on an NVIDIA GPU")
     return _failure(device, dtype, kv_dtype, path) if device.type == "cuda" else None
 
 
