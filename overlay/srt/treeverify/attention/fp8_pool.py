@@ -4,7 +4,8 @@
 FlashInfer's MLA kernels read no fp8, so stock code casts the whole pool to the queries' dtype, in every layer of every
 pass. Here a decode step is a verify step of one token, whose kernel reads the pool as it is. A prefill behind a cached
 prefix stays FlashInfer's: the rows it attends to are gathered, those alone are cast, and the wrapper is planned on
-their places in that copy. The backend's writer stores keys as they are, so there is no scale.
+their places in that copy; more than half of the pool stays stock code's cast of all of it. The backend's writer stores
+keys as they are, so there is no scale.
 """
 
 from __future__ import annotations
