@@ -317,7 +317,7 @@ def _refresh_overlay(plan: Refresh, layout: Layout, tree: Tree, release: Release
             plan.left.append(path)
         elif mine != recorded:
             raise DriftError(
-                f"{path} was edited in the tree, and in overlay/ since it was applied; nothing was written. "
+                f"{path} was edited in the tree, and in this checkout since it was applied; nothing was written. "
                 "Bring the two together by hand"
             )
         else:

@@ -51,7 +51,7 @@ class Fp8Pool:
         self._slots: int = model_runner.token_to_kv_pool.size
         self._rows: torch.Tensor | None = None
         self._no_mask, self._workspace = ints.long(), ints.float()
-        self._graph_workspace = self._workspace
+        self._graph_workspaces = [self._workspace]
         self._captured: dict[int, VerifyMetadata] = {}
 
     def eager(self, forward_batch: ForwardBatch) -> VerifyMetadata:
@@ -69,9 +69,9 @@ class Fp8Pool:
     ) -> VerifyMetadata:
         """Metadata for capturing a decode graph of `bs` requests; `kv_indices` is the backend's buffer for graphs."""
         floats = self._geometry.workspace(bs, 1)
-        if self._graph_workspace.numel() < floats:  # an earlier graph keeps its own
-            self._graph_workspace = self._graph_workspace.new_empty(floats)
-        metadata = self._captured[bs] = self._metadata(bs, kv_indices, self._graph_workspace)
+        if self._graph_workspaces[-1].numel() < floats:  # earlier graphs keep theirs
+            self._graph_workspaces.append(self._workspace.new_empty(floats))
+        metadata = self._captured[bs] = self._metadata(bs, kv_indices, self._graph_workspaces[-1])
         self._prepare(metadata, req_pool_indices, seq_lens)
         return metadata
 
@@ -88,7 +88,7 @@ class Fp8Pool:
         if 2 * kv_indices.numel() > self._slots:
             self._rows = None
             return kv_indices
-        self._rows = kv_indices
+        self._rows = kv_indices.clamp(0, self._slots)  # what lies past the last request is not initialised
         if self._places.numel() < kv_indices.numel():
             size = kv_indices.numel() + kv_indices.numel() // 2
             self._places = torch.arange(size, dtype=torch.int32, device=kv_indices.device)
@@ -98,8 +98,7 @@ class Fp8Pool:
         """Those rows of a layer's pool [slots, 1, 576], or all of it; still fp8."""
         if self._rows is None:
             return buffer
-        rows = self._rows.clamp(0, buffer.shape[0] - 1)  # what lies past the last request is not initialised
-        return buffer.view(torch.uint8).index_select(0, rows).view(buffer.dtype)
+        return buffer.view(torch.uint8).index_select(0, self._rows).view(buffer.dtype)
 
     def _metadata(self, bs: int, kv_indices: torch.Tensor, workspace: torch.Tensor) -> VerifyMetadata:
         return VerifyMetadata(
