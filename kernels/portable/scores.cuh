@@ -43,7 +43,8 @@ struct Scores {
   }
 
   __device__ __forceinline__ uint32_t* shared_queries(uint8_t* shared) const {
-    return reinterpret_cast<uint32_t*>(shared) + (32 * slice + lane) * C::kSharedQueryRegs;
+    const int copy = C::kQueryCopies > 1 ? half : 0;
+    return reinterpret_cast<uint32_t*>(shared) + (32 * (C::kSlices * copy + slice) + lane) * C::kSharedQueryRegs;
   }
 
   // Rows past the request repeat its last one: nobody reads what becomes of them.

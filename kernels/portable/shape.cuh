@@ -38,8 +38,10 @@ struct Shape {
   static constexpr int kScoreN = (kN8 + kGroups - 1) / kGroups;
   // Steps whose part of Q stays in shared memory, for want of registers: the last ones.
   static constexpr int kSharedSteps = kHalves == 2 && kRows > 40 ? 1 : 0;
-  static constexpr int kSharedQueryRegs = 2 * kSharedSteps * kScoreN;  // of a lane, the same in all halves and groups
+  static constexpr int kSharedQueryRegs = 2 * kSharedSteps * kScoreN;  // of a lane
   static_assert(kSharedSteps == 0 || kGroups == 1);
+  // It is the same in both halves of the positions: they share it where a barrier comes between writing and reading.
+  static constexpr int kQueryCopies = Pool::kFp8 ? kHalves : 1;
   // Chains of sums, so that a product needn't wait for the one before: its latency is that of about 5.
   static constexpr int kScoreChains = kScoreM * kScoreN >= 5 ? 1 : kScoreM * kScoreN >= 3 ? 2 : 3;
 
@@ -71,8 +73,8 @@ struct Shape {
   static constexpr int kScoresReadyAt = kLoadedAt + kStages * 8;        // an mbarrier
   static constexpr int kProbsReadyAt = kScoresReadyAt + 8;              // an mbarrier
   static constexpr int kMovedAt = kProbsReadyAt + 8;                    // the last tile that brought factors
-  static constexpr int kQueriesAt = (kMovedAt + 8 + 15) / 16 * 16;      // [slice][lane][register]
-  static constexpr int kSmemBytes = kQueriesAt + kSlices * 32 * kSharedQueryRegs * 4;
+  static constexpr int kQueriesAt = (kMovedAt + 8 + 15) / 16 * 16;      // [copy][slice][lane][register]
+  static constexpr int kSmemBytes = kQueriesAt + kQueryCopies * kSlices * 32 * kSharedQueryRegs * 4;
 
   static_assert(kRows % 8 == 0 && kRows <= kMaxRowTile);
   static_assert(kTile % 16 == 0 && kChunkUnit % kTile == 0 && kK16 % kHalves == 0);

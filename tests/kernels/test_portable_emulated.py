@@ -222,6 +222,11 @@ def test_queries_of_any_size(run, size):
     assert torch.equal(run(case, "Narrow<8>"), expected)
 
 
+def test_no_two_threads_keep_queries_of_an_fp8_pool_in_one_place(library):
+    """They would write and read it with no barrier between: the same bits, but a race."""
+    assert library.tv_places_of_queries() == 256
+
+
 @pytest.mark.parametrize("dtype", paths.FP8)
 def test_what_the_pool_has_as_nan_is_nan(run, dtype):
     case = draw_step([70], 5, 3, dtype, nsplit=1)

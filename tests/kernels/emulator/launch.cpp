@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <set>
+
 #include "cuda_cpp.h"
 #include "portable/verify.cuh"
 #include "schedule.h"
@@ -84,6 +86,21 @@ extern "C" int tv_widen(int kv_dtype, int byte, int way) {
   }
   const uint32_t pair = way % 2 ? high : low;
   return (pair & 0xffff) == pair >> 16 ? int(pair & 0xffff) : -1;
+}
+
+// Places in shared memory where the threads of a block keep what registers have no room for, of Q of an fp8 pool: no
+// barrier comes between writing and reading.
+extern "C" int tv_places_of_queries() {
+  using C = Wide<48, E4M3>;
+  static_assert(C::kSharedQueryRegs > 0);
+  std::set<const uint32_t*> places;
+  for (int i = 0; i < tv::portable::kThreads; ++i) {
+    const tv::portable::Scores<__nv_bfloat16, C> score(i / 32, i % 32);
+    const uint32_t* const first = score.shared_queries(tv::portable::smem + C::kQueriesAt);
+    for (int word = 0; word < C::kSharedQueryRegs; ++word) places.insert(first + word);
+  }
+  const auto end = reinterpret_cast<const uint32_t*>(tv::portable::smem + C::kSmemBytes);
+  return *places.rbegin() < end ? int(places.size()) / C::kSharedQueryRegs : -1;
 }
 
 extern "C" int tv_active_splits(int kv_len, int count, int taper) { return tv::active_splits(kv_len, {count, taper}); }
