@@ -173,7 +173,14 @@ __device__ __forceinline__ uint32_t convert_e4m3(uint32_t word) {
   return pair;
 }
 
-// The greater ones of two pairs of bf16.
+// A pair of bf16 with NaN for infinities.
+__device__ __forceinline__ uint32_t finite_bf16(uint32_t x) {
+  uint32_t y;
+  asm("fma.rn.bf16x2 %0, %1, %2, %1;" : "=r"(y) : "r"(x), "r"(0));  // of infinity, 0 times it is NaN
+  return y;
+}
+
+// The greater ones of two pairs of bf16; of a number and NaN, the number.
 __device__ __forceinline__ uint32_t greater_bf16(uint32_t a, uint32_t b) {
   uint32_t x;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));

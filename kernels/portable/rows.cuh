@@ -24,8 +24,8 @@ struct RowPlace {
   }
 };
 
-// The power of 2 that brings the largest element of a block's Q, which is bf16, to 2^14 .. 2^15, and its inverse. So
-// none is too large for fp16, and none that counts too small: those below 2^-28 of the largest lose bits.
+// The power of 2 that brings the largest finite element of a block's Q, which is bf16, to 2^14 .. 2^15, and its
+// inverse. So none is too large for fp16, and none that counts too small: those below 2^-28 of the largest lose bits.
 struct QueryUnit {
   float factor, inverse;
 

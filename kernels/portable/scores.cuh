@@ -70,15 +70,16 @@ struct Scores {
     }
   }
 
-  // The magnitude of the warp's largest element of Q, which is bf16, as the bits of a float.
+  // The magnitude of the warp's largest finite element of Q, which is bf16, as the bits of a float: a row that has an
+  // infinity is lost, and by its measure all others of the block would be 0.
   __device__ __forceinline__ uint32_t largest_query() const {
     uint32_t pair = 0;
 #pragma unroll
     for (int s = 0; s < C::kSteps; ++s) {
 #pragma unroll
       for (int j = 0; j < C::kScoreN; ++j) {
-        pair = greater_bf16(pair, q[s][j][0] & 0x7fff7fffu);
-        pair = greater_bf16(pair, q[s][j][1] & 0x7fff7fffu);
+        pair = greater_bf16(pair, finite_bf16(q[s][j][0] & 0x7fff7fffu));
+        pair = greater_bf16(pair, finite_bf16(q[s][j][1] & 0x7fff7fffu));
       }
     }
     return __reduce_max_sync(0xffffffffu, max(pair & 0xffff0000u, pair << 16));

@@ -222,6 +222,18 @@ def test_queries_of_any_size(run, size):
     assert torch.equal(run(case, "Narrow<8>"), expected)
 
 
+@pytest.mark.parametrize("wild", [math.inf, math.nan])
+@pytest.mark.parametrize(("instance", "dtype"), [pair for pair in INSTANCES if pair[1] in paths.FP8])
+def test_a_row_of_wild_queries_spoils_no_other(run, instance, dtype, wild):
+    case = draw_step([70], 5, 3, dtype, nsplit=1)
+    expected = case.expected()
+    case.q_nope[2, 1, 300] = wild
+    out, spoilt = run(case, instance), torch.zeros(5, 3, dtype=torch.bool)
+    spoilt[2, 1] = True
+    assert out[spoilt].isnan().all()
+    assert reference.worst_row_error(out[~spoilt], expected[~spoilt]) <= LIMIT
+
+
 def test_no_two_threads_keep_queries_of_an_fp8_pool_in_one_place(library):
     """They would write and read it with no barrier between: the same bits, but a race."""
     assert library.tv_places_of_queries() == 256

@@ -101,6 +101,10 @@ inline float2 widen2<__half>(uint32_t pair) {
   return __half22float2(same_bits<__half2>(pair));
 }
 
+inline uint32_t finite_bf16(uint32_t pair) {
+  const float2 x = widen2<__nv_bfloat16>(pair);
+  return same_bits<uint32_t>(__floats2bfloat162_rn(x.x * 0 + x.x, x.y * 0 + x.y));
+}
 inline uint32_t greater_bf16(uint32_t a, uint32_t b) {
   const float2 x = widen2<__nv_bfloat16>(a), y = widen2<__nv_bfloat16>(b);
   return same_bits<uint32_t>(__floats2bfloat162_rn(fmaxf(x.x, y.x), fmaxf(x.y, y.y)));
