@@ -152,6 +152,21 @@ def test_queries_of_any_size_on_an_fp8_pool(make_case, heads, size):
     check(case)
 
 
+@pytest.mark.parametrize("wild", [float("inf"), float("nan")])
+@pytest.mark.parametrize("kv_dtype", POOLS)
+@pytest.mark.parametrize("heads", [3, 8, 64])
+def test_a_row_of_wild_queries_spoils_no_other(make_case, heads, kv_dtype, wild):
+    case = make_case([500], 9, heads, kv=kv_dtype)
+    expected, spoilt = case.expected(), torch.zeros(9, heads, dtype=torch.bool, device="cuda")
+    case.q_nope[2, 1, 300] = wild
+    spoilt[2, 1] = True
+    for step in (case, planned(case)):
+        step.poison()
+        out = step.run()
+        assert out[spoilt].isnan().all()
+        assert reference.worst_row_error(out[~spoilt], expected[~spoilt]) <= LIMIT
+
+
 @pytest.mark.parametrize("kv_dtype", paths.FP8)
 @pytest.mark.parametrize("heads", [1, 8, 64])
 def test_every_byte_of_an_fp8_pool_means_what_it_does_to_torch(make_case, heads, kv_dtype):
