@@ -261,7 +261,7 @@ def test_an_overlay_file_edited_on_both_sides(applied: Checkout) -> None:
     ours = applied.root / "overlay/srt/treeverify/attention/ops.py"
     ours.write_text(ours.read_text() + "# in the checkout\n")
     edit(applied, "srt/treeverify/attention/ops.py", "return x", "return x + 1")
-    assert "attention/ops.py was edited in the tree, and in overlay/" in refusal(applied)
+    assert "attention/ops.py was edited in the tree, and in this checkout since" in refusal(applied)
 
 
 @pytest.mark.parametrize(
