@@ -9,6 +9,7 @@ import torch
 from bench.timer import GraphTimer
 from treeverify.ddtree import head_ops
 from treeverify.ddtree.head_abi import MAX_MERGED
+from waits import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
@@ -112,12 +113,8 @@ def test_replay_gives_the_bits_of_eager(dtype):
         x.copy_(logits)
         for t in (lists, *result):
             t.fill_(-7)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronisation():
             graph.replay()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         replayed = [t.clone() for t in (lists, *result)]
         for t in (lists, *result):
             t.fill_(-7)

@@ -4,26 +4,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from kv_cases import Case, apart, case, paths, rings
 from treeverify.kv import ops
+from waits import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 LATENT, HALF, KEYS = 1152, 576, 2048  # bytes of a row: MLA in bf16, in fp8; eight heads of 128
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def check(one: Case) -> None:

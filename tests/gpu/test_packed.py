@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 from treeverify.attention import abi, buffers, cases, ops, packed, paths
+from waits import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
@@ -44,11 +45,8 @@ def test_steps_of_a_bucket(plan: bool) -> None:
             asked = kind if mask is not None else abi.MASK_NONE
             expected(rows, lens, mask, asked, raw_bs)
             step = rows.cuda(), lens.cuda(), None if mask is None else mask.cuda()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_synchronisation():
                 prep(*step, asked, raw_bs)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             for name in ("kv_indptr", "kv_indices", "mask", "split_indptr"):
                 found, want = getattr(mine[1], name), getattr(theirs[1], name)
                 if name == "kv_indices":

@@ -7,6 +7,7 @@ import pytest
 import torch
 from treeverify.attention import abi, cases, ops, paths, reference
 from treeverify.attention.plan import KEY_DIM, workspace_floats
+from waits import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
@@ -117,13 +118,9 @@ def test_prep_and_replay_never_synchronise(path, raw_bs):
     for lens, mask, rows in steps:
         out.fill_(float("nan"))
         workspace.fill_(float("nan"))
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_synchronisation():
             prep(lens, mask, rows)
             graph.replay()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         replayed = out.clone()
         out.fill_(float("nan"))
         verify()

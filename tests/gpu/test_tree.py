@@ -4,26 +4,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from tree_cases import KINDS, build_args, logprobs, same, walk_args
 from treeverify.ddtree import ops
+from waits import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 WIDTHS = [1, 2, 3, 16, 32, 33, 63, 64, 65, 66, 67, 128, 129, 192, 255, 256]
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def check(scores: torch.Tensor, n: int, prefix_dtype: torch.dtype = torch.int64, seed: int = 0) -> None:

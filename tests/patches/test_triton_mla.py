@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import emulator
 import pytest
@@ -19,19 +18,8 @@ NEEDS_DDTREE = pytest.mark.ddtree
 DDTREE = pytest.param("ddtree", marks=NEEDS_DDTREE)
 
 
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Environment variables for as long as it lasts."""
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
-
-
 def _backend(rig: Any, on: bool = True, **kwargs: Any) -> Any:
-    with environment(**{} if on else {"TREEVERIFY_TRITON": "0"}):
+    with patch.dict(os.environ, {} if on else {"TREEVERIFY_TRITON": "0"}):
         return rig.backend(**kwargs)
 
 
@@ -163,7 +151,7 @@ def test_off_equals_the_release_bit_for_bit(patched: Worker, stock: Worker) -> N
 
 def mask_dropped() -> dict[str, Any]:
     """A step with the test's own switch on: the mask must now be missing."""
-    with environment(TREEVERIFY_DROP_MASK_FOR_TEST="1"):
+    with patch.dict(os.environ, TREEVERIFY_DROP_MASK_FOR_TEST="1"):
         return eager("eagle", [5, 0, 70], 8)
 
 
@@ -325,9 +313,7 @@ def test_no_buffer_scales_with_width_and_context(patched: Worker) -> None:
     "case",
     [{"on": False}, {"on": True, "draft": True}, {"on": True, "skip_prefill": True}, {"on": True, "page_size": 16}],
 )
-def test_buffers_are_the_releases_where_it_does_not_serve(
-    patched: Worker, stock: Worker, case: dict[str, Any]
-) -> None:
+def test_buffers_are_the_releases_where_it_does_not_serve(patched: Worker, stock: Worker, case: dict[str, Any]) -> None:
     mine, released = patched(buffer_sizes, max_bs=4, n=8, **case), stock(buffer_sizes, max_bs=4, n=8, **case)
     assert mine == released and mine["sizes"]["cuda_graph_kv_indices"] == [4 * 8 * 192, "torch.int64"]
 
@@ -509,7 +495,7 @@ def gate(**case: Any) -> list[Any]:
         rig.runner.__dict__.update(runner)
         if kv:
             rig.runner.kv_cache_dtype = getattr(torch, kv)
-        with environment(**variables):
+        with patch.dict(os.environ, variables):
             backend = _backend(rig, on, skip_prefill=skip)
     finally:
         log.removeHandler(handler)
