@@ -110,7 +110,8 @@ def test_a_server_that_stopped_says_why() -> None:
 def test_what_a_log_tells() -> None:
     log = (
         "treeverify: TARGET_VERIFY of flashinfer (MLA) runs on treeverify's hopper kernels.\n"
-        "Custom allreduce v2 initialized successfully\nDecode batch, cuda graph: True, x\ncuda graph: False, y\n"
+        "Custom allreduce v2 initialized successfully\nPrefill batch, #new-seq: 2, cuda graph: False, x\n"
+        "Decode batch, #running-req: 2, cuda graph: True, y\nDecode batch, #running-req: 2, cuda graph: False, z\n"
     )
     assert tp_verdicts.about(log) == {
         "kernels": "hopper kernels", "all_reduce": "custom v2", "graph_replays": 1, "without_graph": 1,

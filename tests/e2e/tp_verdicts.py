@@ -105,7 +105,7 @@ def about(log: str) -> Row:
     kernels = re.search(r"treeverify: TARGET_VERIFY of \S+ \(MLA\) runs on treeverify's (\S+ kernels)", log)
     failed = re.search(r"Setup Custom allreduce failed with [^\n]*", log)
     custom = re.search(r"Custom allreduce( v2)? initialized successfully", log)
-    graphs = re.findall(r"cuda graph: (True|False)", log)
+    graphs = re.findall(r"Decode batch,.*?cuda graph: (True|False)", log)
     return {
         "kernels": kernels.group(1) if kernels else None,
         "all_reduce": "custom" + (custom.group(1) or "") if custom else failed.group() if failed else "not custom",
