@@ -26,6 +26,11 @@ class Mode:
     hooks: tuple[str, ...] = ()
     """Of scheduler_hooks.py."""
 
+    @property
+    def kv_cache_dtype(self) -> str:
+        """What its KV cache holds, in the words of SGLang's argument."""
+        return str(self.arguments.get("kv_cache_dtype", "auto"))
+
 
 _NGRAM = {
     "speculative_algorithm": "NGRAM",
@@ -37,6 +42,8 @@ DDTREE = {**_DFLASH, "speculative_algorithm": "DDTREE", "speculative_num_draft_t
 ADAPT = {"TREEVERIFY_DDTREE_ADAPT": "1"}
 _DROP = {"TREEVERIFY_DROP_MASK_FOR_TEST": "1"}
 _TRITON = {"attention_backend": "triton"}
+_FP8 = {"kv_cache_dtype": "fp8_e4m3", "disable_radix_cache": False}
+"""With the radix cache: a prompt's second pass is a prefill behind a cached prefix, which reads the pool as well."""
 
 MODES = {
     "dflash": Mode(_DFLASH, trace=True),
@@ -53,6 +60,10 @@ MODES = {
     "ngram_triton": Mode({**_NGRAM, **_TRITON}, trace=True),
     "ngram_triton_mask_dropped": Mode({**_NGRAM, **_TRITON}, _DROP, right=False),
     "ddtree_triton": Mode({**DDTREE, **_TRITON}),
+    "ngram_fp8": Mode({**_NGRAM, **_FP8}, trace=True),
+    "ddtree_fp8": Mode({**DDTREE, **_FP8}),
+    "ngram_triton_fp8": Mode({**_NGRAM, **_FP8, **_TRITON}),
+    "ngram_fp8_mask_dropped": Mode({**_NGRAM, **_FP8}, _DROP, right=False),
 }
 
 
