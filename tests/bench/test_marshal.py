@@ -21,7 +21,8 @@ def test_the_ways_to_call(tmp_path: Path) -> None:
     took = {(row["call"], row["way"]): row["median_us"] for row in report["rows"]}
     assert report["commit"] == "abc" and all(row["entry"] == "empty" for row in report["rows"])
     assert set(took) == {
-        ("prep", "op"), ("prep", "packed"), ("prep", "launch"), ("verify", "op"), ("verify", "packed"),
+        ("prep", "op"), ("prep", "packed"), ("prep", "launch"), ("prep", "library"),
+        ("verify", "op"), ("verify", "packed"),
     }  # fmt: skip
     assert took["prep", "launch"] < took["prep", "packed"] < took["prep", "op"]
     assert took["verify", "packed"] < took["verify", "op"]

@@ -5,7 +5,8 @@
   those of captures and tests are.
 * packed: attention/packed.py, ctypes on a struct that is packed once. The servers' way.
 * tvm-ffi, torch C++: the same struct, the step's tensors checked in C++. Only against the empty library.
-* launch: nothing but the call of the library.
+* launch: nothing but the call of the library, the current device and stream looked up.
+* library: that call alone, by ctypes.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ def _ways(
     yield "prep", "op", lambda: by_op(*step)
     yield "prep", "packed", lambda: by_struct(*step)
     yield "prep", "launch", lambda: packed.launch("mla_prep", params, device)
+    entry, reference = abi.entry("mla_prep"), ctypes.byref(params)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    yield "prep", "library", lambda: entry(reference, stream)
     if folder:
         address = ctypes.addressof(params)
         for way, build in (("tvm-ffi", _ffi), ("torch C++", _cpp)):
