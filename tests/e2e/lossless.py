@@ -56,10 +56,11 @@ EXACT = {"TRITON_F32_DEFAULT": "ieee"}
 """Triton's float32 products are TF32 unless told otherwise."""
 
 
-def exact(model: str, nodes: int = 0, *hooks: str, page: int = 1) -> Server:
+def exact(model: str, nodes: int = 0, *hooks: str, page: int = 1, defrag: bool = False) -> Server:
     """A float32 server on Triton: without speculation, or with trees of that many nodes, on pages of so many tokens."""
     tree = {**DDTREE, "speculative_num_draft_tokens": nodes, "page_size": page} if nodes else {}
-    return Server(model, {**FLOAT32, **tree}, ("native", *hooks), EXACT)
+    environment = {**EXACT, "TREEVERIFY_DEFRAG": "1"} if defrag else EXACT
+    return Server(model, {**FLOAT32, **tree}, ("native", *hooks), environment)
 
 
 def one_by_one(model: str, backend: str, algorithm: str) -> Server:
@@ -76,6 +77,7 @@ SERVERS = {
     "mla_causal": exact("mla", WIDTH, "causal"),
     "mla_pages": exact("mla", WIDTH, page=16),
     "mla_unmoved": exact("mla", WIDTH, "unmoved", page=16),
+    "mla_compacted": exact("mla", WIDTH, "compact", defrag=True),
     "gqa_alone": exact("gqa"),
     "gqa_tree": exact("gqa", WIDTH),
     "gqa_wide": exact("gqa", WIDE),
@@ -106,6 +108,7 @@ PAIRS = [
     Pair("mla_causal", "mla_alone", equal=False),
     Pair("mla_pages", "mla_alone"),
     Pair("mla_unmoved", "mla_alone", equal=False),
+    Pair("mla_compacted", "mla_alone"),
     Pair("gqa_tree", "gqa_alone"),
     Pair("gqa_wide", "gqa_alone"),
     Pair("gqa_causal", "gqa_alone", equal=False),

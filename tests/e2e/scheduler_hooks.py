@@ -5,6 +5,7 @@
   forms stand in.
 * `causal`: a negative control. DDTREE's mask for SGLang's own backends shows every node all nodes before it.
 * `unmoved`: a negative control. DDTREE's accepted KV stays where the tree had it, and its slots are a chain's.
+* `compact`: a request's slots are moved together every few steps, however few they are (TREEVERIFY_DEFRAG=1).
 * `alternate`: DDTREE's trees take another width every step, where they may (TREEVERIFY_DDTREE_ADAPT=1).
 * `watch`: whenever the scheduler is idle after it has done something, one JSON line about its pools is appended to the
   file named by $TV_E2E_WATCH.
@@ -83,6 +84,13 @@ def unmoved() -> None:
     from sglang.srt.treeverify.kv.pools import Mover
 
     Mover.__call__ = lambda self, *arguments, **more: None
+
+
+def compact() -> None:
+    """Whatever lies in pieces is moved together, every fourth step."""
+    from sglang.srt.treeverify.kv import upkeep
+
+    upkeep.POLICY = upkeep.Policy(tokens=2, left=1, run=1 << 20, steps=4)
 
 
 def alternate() -> None:

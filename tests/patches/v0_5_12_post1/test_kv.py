@@ -7,6 +7,7 @@ More steps: TREEVERIFY_KV_STEPS=100000.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from worker import Worker
@@ -80,3 +81,62 @@ def test_defrag_moves_what_the_request_alone_holds(patched: Worker) -> None:
         assert found.pop("pieces") > 1 and "between two steps" in found.pop("in mid-step")
         assert found.pop("together") == 1 and found.pop("protected") == 0
         assert all(found.values()), found
+
+
+def kept_up(page_size: int) -> dict[str, Any]:
+    """What Upkeep does for requests on scattered pages, by one policy after another; and over a life of steps."""
+    import torch
+    from kv_model import World
+    from sglang.srt.treeverify.kv.defrag import pieces_of
+    from sglang.srt.treeverify.kv.upkeep import Policy, Upkeep
+
+    world = World(page_size, 4000 // page_size, 0, need_sort=True, radix=False, window=False)
+    free = world.allocator.free_pages
+    world.allocator.free_pages = torch.cat([free[0::2], free[1::2]])
+    world.start()
+    world.start()
+    while min(len(text) for text in world.texts.values()) < 4 * page_size + 30:
+        world.step()
+    reqs = world.batch.reqs
+    longest = max(reqs, key=lambda req: req.kv_committed_len)
+    own, left = longest.kv_committed_len, longest.sampling_params.max_new_tokens - len(longest.output_ids)
+    wanted = Policy(tokens=own, left=left, run=own, steps=3)
+
+    def pieces() -> list[int]:
+        rows = world.requests.req_to_token
+        return [pieces_of(rows[req.req_pool_idx, : req.kv_committed_len]) for req in reqs]
+
+    def upkeep(policy: Policy) -> Upkeep:
+        return Upkeep(world.requests.req_to_token, world.allocator, world.both, policy)
+
+    def looks(policy: Policy) -> list[bool]:
+        mine = upkeep(policy)
+        return [mine(reqs) is not None for _ in range(policy.steps)]
+
+    before = pieces()
+    declined = {
+        "too short": looks(replace(wanted, tokens=own + 1)), "ends soon": looks(replace(wanted, left=left + 1)),
+        "few pieces": looks(replace(wanted, run=0)),
+    }  # fmt: skip
+    untouched = pieces() == before
+    moved = looks(wanted)
+    after = dict(zip((req is longest for req in reqs), pieces(), strict=True))
+    world.check(reqs)
+    always, count = upkeep(Policy(tokens=2, left=1, run=1 << 20, steps=2)), 0
+    for _ in range(40):
+        world.step()
+        count += always(world.batch.reqs) is not None
+        world.check(world.batch.reqs)
+    return {
+        "before": min(before), "declined": any(any(each) for each in declined.values()), "untouched": untouched,
+        "moved": moved, "longest": after[True], "other": after[False] == before[1 - reqs.index(longest)],
+        "in a life": count,
+    }  # fmt: skip
+
+
+def test_upkeep_moves_what_its_policy_says(patched: Worker) -> None:
+    for page_size in (1, 16):
+        found = patched(kept_up, page_size=page_size)
+        assert found["before"] > 1 and not found["declined"] and found["untouched"]
+        assert found["moved"] == [False, False, True] and found["longest"] == 1 and found["other"]
+        assert found["in a life"] >= 2

@@ -2,8 +2,7 @@
 """Makes the slots of a running request contiguous.
 
 What the request alone holds, from cache_protected_len on, moves into a run of free pages; slots of the radix cache stay
-where they are. The run is free and what is moved is not, so the moves have no order. Nothing calls this by itself:
-whether it pays is for scripts/bench_kv.py to say.
+where they are. The run is free and what is moved is not, so the moves have no order. When it pays: upkeep.py.
 """
 
 from __future__ import annotations

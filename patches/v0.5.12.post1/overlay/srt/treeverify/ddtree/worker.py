@@ -17,6 +17,7 @@ from sglang.srt.speculative.dflash_worker import DFlashWorker
 from .. import ranks
 from ..gates import TreeRefused, switched_on
 from ..kv.pools import Mover, Unmovable
+from ..kv.upkeep import DEFRAG, Upkeep
 from .algorithm import NAME
 from .budget.start import Adaptive, start
 from .draft_kv import DraftKV
@@ -56,6 +57,8 @@ class DDTreeWorker(DFlashWorker):
     """None: DFLASH's own steps."""
     _mover: Mover | None = None
     """Of the target's KV, where pages are larger than a token."""
+    _upkeep: Upkeep | None = None
+    """Where the server is to defragment requests."""
 
     def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **place: Any) -> None:
         target = target_worker.model_runner
@@ -88,6 +91,8 @@ class DDTreeWorker(DFlashWorker):
             )  # fmt: skip
         elif self.draft_model_runner.graph_runner is not None:
             self._capture(self._draft_kv, server_args.max_running_requests or MAX_BATCH)
+        if switched_on(DEFRAG):
+            self._upkeep = self._upkeep_of(target)
 
     def _capture(self, draft_kv: DraftKV, requests: int) -> None:
         """Captures what comes between the passes; tensor-parallel ranks talk while they draft, uncaptured."""
@@ -101,6 +106,18 @@ class DDTreeWorker(DFlashWorker):
                 "treeverify: %s captured %d graphs of what comes between its passes, %.1f s.", NAME, graphs,
                 time.perf_counter() - begin,
             )  # fmt: skip
+
+    def _upkeep_of(self, target: ModelRunner) -> Upkeep | None:
+        """None, with a line in the log, where slots cannot be moved."""
+        if self._draft_kv is None:
+            logger.warning("treeverify: %s has no effect: DFLASH's own steps are taken.", DEFRAG)
+            return None
+        try:
+            mover = Mover(target.token_to_kv_pool, self.draft_model_runner.token_to_kv_pool)
+        except Unmovable as e:
+            logger.warning("%s. %s has no effect.", e, DEFRAG)
+            return None
+        return Upkeep(target.req_to_token_pool.req_to_token, target.token_to_kv_pool_allocator, mover)
 
     def _leave_room(self, context: int) -> None:
         """Ends requests where a tree would not fit into the mask that Triton captures, `context` columns wide."""
@@ -138,6 +155,8 @@ class DDTreeWorker(DFlashWorker):
             return
         if draft_input.target_hidden.shape[0]:
             self._append_target_hidden_to_draft_kv(batch, draft_input)
+        if self._upkeep is not None and (moved := self._upkeep(batch.reqs)) and self.tp_rank == 0:
+            logger.info("treeverify: %d slots of a request were in %d runs, now in one.", moved.tokens, moved.pieces)
         hidden = self._draft_pass(batch, draft_input, self._embed)
         self.tree_stats.mark("draft")
         root = draft_input.bonus_tokens
