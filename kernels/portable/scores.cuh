@@ -30,10 +30,11 @@ struct Scores {
         half(warp / C::kSlices % C::kHalves),
         group(warp / C::kSlices / C::kHalves),
         lane(lane) {
-    key_at = kept(C::Pool::kFp8 ? C::kv_offset(16 * half + (lane & 15), slice) + (lane >> 4) * kStepBytes
-                                : C::kv_offset(16 * half + (lane & 15), 2 * slice + (lane >> 4)));
+    const int first_pos = 16 * C::kScoreM * half;
+    key_at = kept(C::Pool::kFp8 ? C::kv_offset(first_pos + (lane & 15), slice) + (lane >> 4) * kStepBytes
+                                : C::kv_offset(first_pos + (lane & 15), 2 * slice + (lane >> 4)));
     // The stride spreads the 4 pairs of rows that a warp stores at once over all banks.
-    store_at = kept((slice * C::kRows + 8 * eight(0) + 2 * (lane & 3)) * C::kScoreStride + 16 * half + (lane >> 2));
+    store_at = kept((slice * C::kRows + 8 * eight(0) + 2 * (lane & 3)) * C::kScoreStride + first_pos + (lane >> 2));
   }
 
   // Eights of rows that exist; of an odd number the second group has one less.

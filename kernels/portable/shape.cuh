@@ -2,6 +2,8 @@
 // How a block of 8 warps cuts up its work, and where things lie in its shared memory.
 #pragma once
 
+#include <type_traits>
+
 #include "index.h"
 #include "portable/limits.h"
 #include "portable/pool.cuh"
@@ -32,7 +34,7 @@ struct Shape {
   // takes dimensions 16 w .. 16 w + 15 of every 64: where those lie in a swizzled row does not depend on which 64.
   static constexpr int kSlices = 4;
   static constexpr int kSteps = kKeyDim / (16 * kSlices);
-  static constexpr int kHalves = kTile / 16;                  // of the positions; where there are two, K is read once
+  static constexpr int kHalves = kTile > 16 ? 2 : 1;          // of the positions; where there are two, K is read once
   static constexpr int kGroups = kWarps / kSlices / kHalves;  // of the rows
   static constexpr int kScoreM = kK16 / kHalves;
   static constexpr int kScoreN = (kN8 + kGroups - 1) / kGroups;
@@ -88,16 +90,21 @@ struct Shape {
   }
 };
 
-// For the cards that give a block 99 KB: sm_86, sm_89, sm_120. Any other has more. As many bytes of fp8 are in flight.
+// For the cards that give a block 99 KB: sm_86, sm_89, sm_120. Any other has more. Where the pool is fp8, twice as many
+// positions are as many bytes: a step twice as long has half of the barriers.
 template <int kRows, typename Pool = AsQuery>
-using Narrow = Shape<kRows, 16, 8 / sizeof(typename Pool::Element), Pool>;
+using Narrow = std::conditional_t<Pool::kFp8 && kRows <= 40, Shape<kRows, 32, kRows <= 24 ? 4 : 3, Pool>,
+                                  Shape<kRows, 16, 8 / sizeof(typename Pool::Element), Pool>>;
 static_assert(Narrow<kMaxRowTile>::kSmemBytes <= 99 * 1024);
+static_assert(Narrow<24, E4M3>::kSmemBytes <= 99 * 1024 && Narrow<40, E4M3>::kSmemBytes <= 99 * 1024);
 static_assert(Narrow<kMaxRowTile, E4M3>::kSmemBytes <= 99 * 1024);
 
-// For the 227 KB of sm_90: a step twice as long has half of the barriers, and the products read less of shared memory.
+// For the 227 KB of sm_90: twice as many positions a step again, as far as registers reach; the products read less of
+// shared memory.
 template <int kRows, typename Pool = AsQuery>
-using Wide = Shape<kRows, 32, 8 / sizeof(typename Pool::Element), Pool>;
+using Wide = std::conditional_t<Pool::kFp8 && kRows <= 32, Shape<kRows, 64, 4, Pool>,
+                                Shape<kRows, 32, 8 / sizeof(typename Pool::Element), Pool>>;
 static_assert(Wide<kMaxRowTile>::kSmemBytes <= 227 * 1024);
-static_assert(Wide<kMaxRowTile, E4M3>::kSmemBytes <= 227 * 1024);
+static_assert(Wide<32, E4M3>::kSmemBytes <= 227 * 1024 && Wide<kMaxRowTile, E4M3>::kSmemBytes <= 227 * 1024);
 
 }  // namespace tv::portable

@@ -60,7 +60,7 @@ struct Softmax {
   // What few tiles or few models need, all behind one branch: the soft cap, and the positions hidden whose bit in
   // `seen` is clear. A scale that is negative would show what is hidden: so it is applied here, and 1 is left to apply.
   __device__ __forceinline__ float special(const Logits& logits, uint64_t seen, float (&x)[4 * C::kK16]) const {
-    const uint32_t bits = uint32_t(seen) >> (4 * quad);
+    const auto bits = std::conditional_t<(C::kK16 > 2), uint64_t, uint32_t>(seen) >> (4 * quad);
 #pragma unroll
     for (int h = 0; h < C::kK16; ++h) {
 #pragma unroll

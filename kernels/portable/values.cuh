@@ -44,10 +44,12 @@ struct Values {
     if constexpr (C::kN8 % 2) ldmatrix_x2(dst[C::kN8 - 1], src + 8 * (C::kN8 - 1) * C::kProbStride * 2);
   }
 
-  // Those of the second half: in time before its products where they have registers of their own.
+  // Those of the positions after, once a quarter is multiplied: in time before their products where they have registers
+  // of their own.
   template <int quarter>
   __device__ __forceinline__ void load_more_probs(uint32_t probs) {
-    if (C::kK16 > 1 && quarter == 2 - kProbs) load_probs(probs, 1);
+    if (C::kK16 == 2 && quarter == 2 - kProbs) load_probs(probs, 1);
+    if (C::kK16 == 4 && quarter < 3) load_probs(probs, quarter + 1);
   }
 
   // V fragments of a quarter, in place of those two quarters before.
@@ -62,11 +64,14 @@ struct Values {
     } else if constexpr (kQuarter == 1) {
       ldmatrix_x2_trans(value[quarter % 2][0], src ^ (kFirst << 4));
     } else {
-      static_assert(kQuarter == 2);
-      uint32_t both[4];
-      ldmatrix_x4_trans(both, src ^ (kFirst << 4));
+      static_assert(kQuarter % 2 == 0);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) value[quarter % 2][i / 2][i % 2] = both[i];
+      for (int pair = 0; pair < kQuarter; pair += 2) {
+        uint32_t both[4];
+        ldmatrix_x4_trans(both, src ^ ((kFirst + pair) << 4));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) value[quarter % 2][pair + i / 2][i % 2] = both[i];
+      }
     }
   }
 

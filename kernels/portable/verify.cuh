@@ -163,12 +163,14 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
     values.template load<3>(before);
     before = stage;
     stage = kept(stage_of(following));
+    const uint32_t prob_before = prob;
     prob = kept(smem_address(prob_of(t)));
     mbarrier_wait(scores_ready, t % 2);
     if (has_rows) {
       float x[4 * C::kK16];
       softmax.gather(scores, x);
       values.template multiply<2>();
+      values.template load_more_probs<2>(prob_before);
       float scale = logits.scale;
       if (special) {
         const int pos = range.begin + t * C::kTile;
@@ -184,6 +186,7 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
       mbarrier_arrive_warp(probs_ready, lane);
     } else {
       values.template multiply<2>();
+      values.template load_more_probs<2>(prob_before);
       if (has_next) loader.load_tile(next, stage_of(next), loaded_of(next));
       values.template multiply<3>();
     }
@@ -200,6 +203,7 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   values.template load_more_probs<1>(prob);
   values.template load<3>(before);
   values.template multiply<2>();
+  values.template load_more_probs<2>(prob);
   values.template multiply<3>();
 
   // The sums go through shared memory, so that a store covers a whole stretch of a row.

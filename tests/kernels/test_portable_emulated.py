@@ -27,6 +27,7 @@ INSTANCES = [
     ("Narrow<40>", torch.float16),
     ("Narrow<8>", torch.float8_e4m3fn),
     ("Narrow<40>", torch.float8_e5m2),
+    ("Wide<32>", torch.float8_e4m3fn),
     ("Wide<48>", torch.float8_e4m3fn),
 ]
 """Shapes, and what the pool holds; queries are of the same dtype, or bf16 where that is an fp8."""

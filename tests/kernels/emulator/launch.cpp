@@ -43,6 +43,7 @@ const Instance instances[] = {
     instance<__half, Narrow<40>>("Narrow<40>", TV_FP16),
     instance<__nv_bfloat16, Narrow<8, E4M3>>("Narrow<8>", TV_FP8_E4M3),
     instance<__nv_bfloat16, Narrow<40, E5M2>>("Narrow<40>", TV_FP8_E5M2),
+    instance<__nv_bfloat16, Wide<32, E4M3>>("Wide<32>", TV_FP8_E4M3),
     instance<__nv_bfloat16, Wide<48, E4M3>>("Wide<48>", TV_FP8_E4M3),
 };
 
