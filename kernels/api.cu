@@ -83,6 +83,7 @@ struct Set {
   int first, count;  // in kKernels; `count` for each dtype
   bool aligned_q;    // reads q in pieces of 16 bytes
   int many;          // in kKernels, by dtype: those for requests of many rows; 0: none
+  int few = 0;       // AUTO leaves requests of so many rows, and less, to a set further down
 
   int at(int dtype, int i) const { return first + dtype * count + i; }
   int max_row_tile() const { return kKernels[at(0, count - 1)].row_tile; }
@@ -108,8 +109,8 @@ constexpr int kNarrowE4M3 = kVerify - 4 * kPortableTiles, kNarrowE5M2 = kNarrowE
 constexpr int kWideE4M3 = kNarrowE5M2 + kPortableTiles, kWideE5M2 = kWideE4M3 + kPortableTiles;
 constexpr Set kSets[] = {
     {TV_PATH_HOPPER, kAsQuery, kDtypes, kHopper, kHopperTiles, true, kHopper + kDtypes* kHopperTiles},
-    {TV_PATH_HOPPER, TV_FP8_E4M3, 1, kHopperFp8, kHopperFp8Tiles, true, kHopperFp8 + kHopperFp8Tiles},
-    {TV_PATH_HOPPER, TV_FP8_E5M2, 1, kHopperFp8, kHopperFp8Tiles, true, kHopperFp8 + kHopperFp8Tiles},
+    {TV_PATH_HOPPER, TV_FP8_E4M3, 1, kHopperFp8, kHopperFp8Tiles, true, kHopperFp8 + kHopperFp8Tiles, TV_FEW_ROWS},
+    {TV_PATH_HOPPER, TV_FP8_E5M2, 1, kHopperFp8, kHopperFp8Tiles, true, kHopperFp8 + kHopperFp8Tiles, TV_FEW_ROWS},
     {TV_PATH_PORTABLE, kAsQuery, kDtypes, kWide, kPortableTiles, false, 0},
     {TV_PATH_NARROW, kAsQuery, kDtypes, kNarrow, kPortableTiles, false, 0},
     {TV_PATH_PORTABLE, TV_FP8_E4M3, 1, kWideE4M3, kPortableTiles, false, 0},
@@ -161,13 +162,14 @@ bool is_pair(int dtype, int kv_dtype) {
   return queries && (kv_dtype == dtype || (fp8 && dtype == TV_BF16));
 }
 
-// The set that serves `wanted` on the current device, for these queries and this pool.
-cudaError_t choose(int wanted, bool q_is_aligned, int dtype, int kv_dtype, const Set** chosen) {
+// The set that serves `wanted` on the current device, for these queries, this pool and requests of so many query rows.
+cudaError_t choose(int wanted, bool q_is_aligned, int dtype, int kv_dtype, int rows, const Set** chosen) {
   if (wanted < TV_PATH_AUTO || wanted > TV_PATH_NARROW || !is_pair(dtype, kv_dtype)) return cudaErrorInvalidValue;
   int device = 0;
   if (const cudaError_t err = cudaGetDevice(&device)) return err;
   for (const Set& set : kSets) {
     if (!set.answers(wanted, dtype, kv_dtype)) continue;
+    if (wanted == TV_PATH_AUTO && rows <= set.few) continue;
     if (set.aligned_q && !q_is_aligned) {
       if (wanted == set.path) return cudaErrorInvalidValue;
       continue;
@@ -239,9 +241,9 @@ bool is_launchable(const TvVerifyParams& p) {
 
 }  // namespace
 
-extern "C" int tv_mla_path(int wanted, int dtype, int kv_dtype, int* path, int* max_row_tile) {
+extern "C" int tv_mla_path(int wanted, int dtype, int kv_dtype, int rows, int* path, int* max_row_tile) {
   const Set* set = nullptr;
-  if (const cudaError_t err = choose(wanted, true, dtype, kv_dtype, &set)) return err;
+  if (const cudaError_t err = choose(wanted, true, dtype, kv_dtype, rows, &set)) return err;
   *path = set->path == TV_PATH_NARROW && wanted != TV_PATH_NARROW ? TV_PATH_PORTABLE : set->path;
   *max_row_tile = set->max_row_tile();
   return cudaSuccess;
@@ -251,8 +253,9 @@ extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
   if (p->tokens == 0) return cudaSuccess;
   if (!is_launchable(*p)) return cudaErrorInvalidValue;
   const Set* set = nullptr;
-  if (const cudaError_t err = choose(p->path, is_q_aligned(*p), p->dtype, p->kv_dtype, &set)) return err;
-  const int rows = p->max_q * p->heads, index = set->pick(p->dtype, rows);
+  const int rows = p->max_q * p->heads;
+  if (const cudaError_t err = choose(p->path, is_q_aligned(*p), p->dtype, p->kv_dtype, rows, &set)) return err;
+  const int index = set->pick(p->dtype, rows);
 
   // One more block along y answers for rows that no request covers; else combine does.
   const bool direct = p->splits <= p->bs;

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
-from treeverify.attention import abi, ops, paths, plan
+from treeverify.attention import abi, cases, ops, paths, plan
 
 pytestmark = pytest.mark.gpu
 
@@ -44,3 +46,15 @@ def test_paths_are_those_of_the_card():
     assert [t.path for t in found] == expected
     assert found[-1].max_row_tile == plan.PORTABLE_ROW_TILE
     assert not hopper or found[0].max_row_tile == plan.HOPPER_ROW_TILE
+
+
+@pytest.mark.parametrize(("n", "few"), [(4, True), (5, False)])
+@pytest.mark.parametrize("pool", paths.FP8)
+def test_few_rows_of_an_fp8_pool_take_the_portable_path(pool, n, few):
+    device = torch.device("cuda")
+    taken = paths.target(device, kv_dtype=pool).of(n, 8)
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert taken.path == (abi.PATH_PORTABLE if few else abi.PATH_HOPPER)
+    step = cases.make_case([700, 20], n, 8, nsplit=3, **cases.pool_of(pool))
+    expected = dataclasses.replace(step, path=taken.path, out=torch.empty_like(step.out)).run().clone()
+    assert torch.equal(step.run(), expected), "AUTO is that path, to the bit"

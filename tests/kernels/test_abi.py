@@ -27,11 +27,11 @@ def test_mask_kinds(host_build):
 
 
 def test_paths(host_build):
-    names = "TV_PATH_AUTO, TV_PATH_PORTABLE, TV_PATH_HOPPER, TV_PATH_NARROW"
+    names = "TV_PATH_AUTO, TV_PATH_PORTABLE, TV_PATH_HOPPER, TV_PATH_NARROW, TV_FEW_ROWS"
     source = f'#include "params.h"\nextern "C" int path(int i) {{ const int p[] = {{{names}}}; return p[i]; }}'
     lib = host_build("paths", source)
-    mirror = [abi.PATH_AUTO, abi.PATH_PORTABLE, abi.PATH_HOPPER, abi.PATH_NARROW]
-    assert [lib.path(i) for i in range(4)] == mirror
+    mirror = [abi.PATH_AUTO, abi.PATH_PORTABLE, abi.PATH_HOPPER, abi.PATH_NARROW, abi.FEW_ROWS]
+    assert [lib.path(i) for i in range(5)] == mirror
 
 
 def test_dtypes(host_build):

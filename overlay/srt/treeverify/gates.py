@@ -270,6 +270,8 @@ def smoke(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, path:
 def _serving_note(backend_name: str, device: torch.device, kv_dtype: torch.dtype) -> str:
     target = paths.target(device, paths.chosen(), kv_dtype)
     kernels = f"{target.name} kernels" if device.type == "cuda" else "reference"
+    if target.few:
+        kernels += f", of up to {abi.FEW_ROWS} query rows a request on its {target.few.name} ones"
     return f"treeverify: TARGET_VERIFY of {backend_name} (MLA) runs on treeverify's {kernels}."
 
 

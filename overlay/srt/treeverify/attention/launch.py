@@ -17,7 +17,7 @@ def launch(what: str, params: ctypes.Structure, device: torch.device) -> None:
         RuntimeError: the library is missing, or CUDA refuses.
     """
     entry, index = abi.entry(what), device.index
-    if index == torch._C._cuda_getDevice():  # current_device() asks first whether CUDA is set up: tensors are there
+    if index == torch.cuda.current_device():
         code = entry(ctypes.byref(params), _stream(index))
     else:
         with torch.cuda.device(index):

@@ -42,19 +42,27 @@ class Target(NamedTuple):
     """Most query rows a block of that path holds."""
     sm_count: int
     """Multiprocessors, 0 where unknown."""
+    few: Target | None = None
+    """What requests of no more than abi.FEW_ROWS query rows take, where that is another path."""
 
     @property
     def name(self) -> str:
         """The path, as TREEVERIFY_PATH names it."""
         return next(name for name, path in NAMES.items() if path == self.path)
 
+    def of(self, n: int, heads: int) -> Target:
+        """What requests of `n` tokens and `heads` query heads take."""
+        return self.few if self.few is not None and n * heads <= abi.FEW_ROWS else self
+
     def cut(self, bs: int, n: int, heads: int) -> Cut:
         """How the KV of each of `bs` requests of `n` tokens and `heads` query heads is split."""
-        return choose_cut(bs, n, heads, self.sm_count, self.max_row_tile)
+        taken = self.of(n, heads)
+        return choose_cut(bs, n, heads, taken.sm_count, taken.max_row_tile)
 
     def planned_splits(self, bs: int, n: int, heads: int) -> int:
         """Splits of all of them together, for mla_plan to hand out; 0 where a plan has nothing to choose."""
-        return planned_splits(bs, n, heads, self.sm_count, self.max_row_tile)
+        taken = self.of(n, heads)
+        return planned_splits(bs, n, heads, taken.sm_count, taken.max_row_tile)
 
 
 def chosen() -> int:
@@ -81,12 +89,17 @@ def target(device: torch.device, path: int = abi.PATH_AUTO, kv_dtype: torch.dtyp
     """
     if device.type != "cuda":
         return Target(abi.PATH_PORTABLE, PORTABLE_ROW_TILE, 0)
-    taken, rows = ctypes.c_int(), ctypes.c_int()
+    few, many = (_target(device, path, kv_dtype, rows) for rows in (abi.FEW_ROWS, abi.FEW_ROWS + 1))
+    return many if few == many else many._replace(few=few)
+
+
+def _target(device: torch.device, path: int, kv_dtype: torch.dtype, rows: int) -> Target:
+    taken, tile = ctypes.c_int(), ctypes.c_int()
     with torch.cuda.device(device):
         kv = FP8.get(kv_dtype, abi.BF16)
-        code = abi.library().tv_mla_path(path, abi.BF16, kv, ctypes.byref(taken), ctypes.byref(rows))
+        code = abi.library().tv_mla_path(path, abi.BF16, kv, rows, ctypes.byref(taken), ctypes.byref(tile))
         abi.check(code, "mla_path")
-    return Target(taken.value, rows.value, torch.cuda.get_device_properties(device).multi_processor_count)
+    return Target(taken.value, tile.value, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def available(device: torch.device, kv_dtype: torch.dtype = torch.bfloat16) -> list[Target]:
