@@ -8,10 +8,11 @@
     python3 scripts/bench_ddtree.py --plot results/ddtree.json                     # table and picture again, anywhere
 
 `acceptance` serves held-out prompts with the trained models, all servers side by side; `speed` times steps with random
-weights of a real geometry, one server after the other. A row is kept when it is measured, in OUT with .jsonl for .json;
-what is there for the same card and build is not measured again, so a run that was cut off, or whose --budget-s ended,
-goes on where it was. At the end: OUT with the gates (the goals, and whether they are met), tables beside it as .md, and
-a picture as .png where matplotlib is.
+weights of a real geometry: all servers are up, one runs at a time, and each cell is measured with all of them in turn,
+several rounds over. A row is kept when it is measured, in OUT with .jsonl for .json; what is there for the same card
+and build is not measured again, so a run that was cut off, or whose --budget-s ended, goes on where it was. At the end:
+OUT with the gates (the goals, and whether they are met), tables beside it as .md, and a picture as .png where
+matplotlib is.
 """
 
 from __future__ import annotations
@@ -20,41 +21,30 @@ import argparse
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "overlay" / "srt"), str(ROOT / "scripts")]
 
-from bench.ddtree import believed, models, show, speed, summary  # noqa: E402
+from bench.ddtree import believed, models, show, speed, summary, together  # noqa: E402
 from bench.ddtree.modes import CHAIN, NONE, WIDTHS, accepting, adaptive, timed, tree  # noqa: E402
+from bench.ddtree.processes import GRACE_S, Running, finish, kill, start  # noqa: E402
 from bench.ddtree.rows import KEY, STAGES, Server, build  # noqa: E402
+from bench.ddtree.turns import ROUNDS, wanted  # noqa: E402
 from bench.ddtree.worker import OUT_OF_TIME  # noqa: E402
 from bench.store import Row, Store  # noqa: E402
 
 TRAINED = ROOT / "tests" / "data" / "tiny_mla"
 
-START_S = 50
-"""A server's start and its first row: none is started with less of the budget left."""
-
-GRACE_S = 30
-"""Past the budget, for a row that is being measured; then the server is killed."""
+START_S = {"acceptance": 50, "speed": 100}
+"""Servers' start and their first rows: none is started with less of the budget left."""
 
 RESERVE_S = 20
-"""Of the budget, for stopping a server and for the report."""
-
-
-class Running(NamedTuple):
-    """A server that is being measured."""
-
-    server: Server
-    process: subprocess.Popen[bytes]
-    log: Path
+"""Of the budget, for stopping servers and for the report."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 METHOD = {
     "acceptance": "new tokens after the prefill's over spec_verify_ct, held-out prompts, trained tiny model",
-    "speed": f"median of {speed.RUNS} runs of {speed.STEPS} tokens: first to last token of the request that started "
-    "last, wall clock, over its spec_verify_ct; random weights, prefix cached; tokens/s composed: batch * greedy "
-    "tokens a step of `acceptance` / step",
+    "speed": f"median over rounds of a run of {speed.STEPS} tokens: first to last token of the request that started "
+    "last, wall clock, over its spec_verify_ct; random weights, prefix cached, the other servers stopped; tokens/s "
+    "composed: batch * greedy tokens a step of `acceptance` / step; ratios: median over rounds of those within a round",
 }
 
 
@@ -106,6 +96,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stages", default=",".join(STAGES), help="default: %(default)s")
     parser.add_argument("--widths", default=",".join(map(str, WIDTHS)), help="nodes of the trees; default: %(default)s")
     parser.add_argument("--modes", help="only these servers, such as none,dflash-8,ddtree-16; default: all")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each cell in `speed`; default: %(default)s")
     parser.add_argument("--target", type=Path, default=TRAINED / "target", help="trained; default: the kit's")
     parser.add_argument("--draft", type=Path, default=TRAINED / "draft", help="its DFlash drafter; default: the kit's")
     parser.add_argument("--draft-backend", default="flashinfer", choices=("flashinfer", "triton"),
@@ -141,75 +132,36 @@ def run(stage: str, args: argparse.Namespace, card: str, deadline: float) -> int
     Args:
         deadline: seconds since the epoch.
     """
+    store = Store(args.out, KEY)
     modes = accepting(args.widths) if stage == "acceptance" else timed(args.widths)
     modes = [mode for mode in modes if mode.name in args.modes or not args.modes]
     backend = "triton" if stage == "acceptance" else args.draft_backend  # in triton's, FlashInfer need not compile
     servers = [Server(stage, mode, backend, card, build(mode)) for mode in modes]
-    wanted = [server for server in servers if any(server.wanted(Store(args.out, KEY)))]
-    told = {server: believed.environment(server, Store(args.out, KEY).rows.values()) for server in wanted}
-    for server in [server for server in wanted if told[server] is None]:
+    told = {server: believed.environment(server, store.rows.values()) for server in servers}
+    for server in [server for server in servers if told[server] is None]:
         print(f"{server.mode.name}, {stage}: not measured, it needs the widths' acceptance; run that stage", flush=True)
-        wanted.remove(server)
+        servers.remove(server)
+    turns = wanted(servers, store, args.rounds) if stage == "speed" else []
+    servers = [server for server in servers if turns or stage == "acceptance" and any(server.wanted(store))]
+    if not servers:
+        return 0
+    if time.time() + START_S[stage] > deadline:
+        print(f"budget: stopped before {stage}, which starts in {START_S[stage]} s; run again to go on", flush=True)
+        return OUT_OF_TIME
     trained = (args.target.resolve(), args.draft.resolve())
     folders = trained if stage == "acceptance" else models.write((args.logs / "random_weights").resolve())
-    together = len(wanted) if stage == "acceptance" else 1
-    codes = []
-    for at in range(0, len(wanted), max(together, 1)):
-        if time.time() + START_S > deadline:
-            print(f"budget: stopped before {wanted[at].mode.name}, {stage}; run again to go on", flush=True)
-            return OUT_OF_TIME
-        started: list[Running] = []
-        try:
-            for server in wanted[at : at + together]:
-                port = args.port + 200 * len(started)
-                started.append(start(server, args, folders, port, deadline, told[server] or {}))
-            codes += [finish(one, deadline) for one in started]
-        finally:
-            for one in started:
-                if one.process.returncode is None:
-                    kill(one)
+    running: list[Running] = []
+    try:
+        for place, server in enumerate(servers):
+            running.append(start(server, args, folders, place, deadline, told[server] or {}))
+        if stage == "speed":
+            return together.measure(running, turns, store, deadline)
+        codes = [finish(one, deadline + GRACE_S) for one in running]
+    finally:
+        for one in running:
+            if one.process.returncode is None:
+                kill(one)
     return OUT_OF_TIME if OUT_OF_TIME in codes and not set(codes) - {0, OUT_OF_TIME} else int(any(codes))
-
-
-def start(
-    server: Server, args: argparse.Namespace, folders: tuple[Path, Path], port: int, deadline: float,
-    more: dict[str, str],
-) -> Running:  # fmt: skip
-    """Starts the process that serves and measures one mode, with `more` in its environment."""
-    args.logs.mkdir(parents=True, exist_ok=True)
-    log = args.logs / f"{server.stage}-{server.mode.name}.log"
-    command = [sys.executable, "-m", "bench.ddtree.worker", "--stage", server.stage, "--algorithm",
-               server.mode.algorithm, "--width", str(server.mode.width), "--target", str(folders[0]), "--draft",
-               str(folders[1]), "--draft-backend", server.draft_backend, "--card", server.card, "--build",
-               server.build, "--port", str(port), "--out", str(args.out), "--log", str(log), "--deadline",
-               str(deadline)]  # fmt: skip
-    path = os.pathsep.join([str(ROOT / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with open(log, "ab") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                                   env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **more})  # fmt: skip
-    return Running(server, process, log)
-
-
-def finish(running: Running, deadline: float) -> int:
-    """Waits for a server, kills it where it hangs past the deadline, and tells how it went; returns its exit code."""
-    try:
-        code = running.process.wait(max(deadline + GRACE_S - time.time(), 1) if deadline < float("inf") else None)
-    except subprocess.TimeoutExpired:
-        code = OUT_OF_TIME
-    kill(running)
-    print(f"{running.server.stage}, {running.server.mode.name}: exit {code}", flush=True)
-    if code not in (0, OUT_OF_TIME):
-        print(*running.log.read_text(errors="replace").splitlines()[-25:], sep="\n", flush=True)
-    return code
-
-
-def kill(running: Running) -> None:
-    """Ends a server and what its engine left behind, which would hold memory."""
-    try:
-        os.killpg(running.process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    running.process.wait()
 
 
 def publish(report: Row, path: Path) -> int:

@@ -43,19 +43,19 @@ def test_the_report_that_the_server_writes_is_understood():
 def test_a_window_with_a_prefill_in_it_has_no_step_time():
     lines = list(parse("\n".join([tree(), PREFILL, tree(rate=100.0), tree(rate=2000.0), tree(rate=1000.0)])))
     assert [line.follows for line in lines] == [False, False, True, True]
-    found = summary(lines, bs=4, interval=32)
-    assert found.step_ms == pytest.approx(1e3 * 32 * 4 * 1.25 * (1 / 2000 + 1 / 1000) / 2)
+    found = summary(lines, bs=4)
+    assert found.step_ms == pytest.approx(1e3 * 4 * 1.25 * (1 / 2000 + 1 / 1000) / 2)
 
 
 def test_partial_batches_and_the_first_line_are_left_out():
     lines = list(parse("\n".join([tree(verify=9), tree(requests=3, verify=7), tree(verify=1), tree(verify=2)])))
-    assert summary(lines, bs=4, interval=32).stages_ms["verify"] == pytest.approx(1.5)
+    assert summary(lines, bs=4).stages_ms["verify"] == pytest.approx(1.5)
 
 
 def test_one_step_outside_a_graph_tells():
     lines = list(parse("\n".join([tree(), tree(), tree(graph=False)])))
-    assert summary(lines[:2], 4, 32).graph and not summary(lines, 4, 32).graph
-    assert not summary([], 4, 32).graph
+    assert summary(lines[:2], 4).graph and not summary(lines, 4).graph
+    assert not summary([], 4).graph
 
 
 def test_the_tail_gives_what_was_added_in_whole_lines(tmp_path):

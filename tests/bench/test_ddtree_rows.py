@@ -79,35 +79,24 @@ def server() -> Server:
     return Server("speed", tree(16), "flashinfer", "a card", "a build")
 
 
-def test_what_is_measured_is_not_wanted_again(tmp_path, server):
-    report = tmp_path / "ddtree.json"
-    every = [label for label, _ in server.wanted(Store(report, KEY))]
-    assert len(every) == len(speed.CELLS) == 9
-    Store(report, KEY).add({**every[0], "step_ms": 2.0})
-    Store(report, KEY).add({**every[1], "failed": "steps ran outside CUDA graphs"})
-    assert [label for label, _ in server.wanted(Store(report, KEY))] == every[1:]
-
-
-@pytest.mark.parametrize("other", [{"mode": tree(32)}, {"build": "b"}, {"card": "c"}, {"draft_backend": "triton"}])
-def test_another_server_is_another_measurement(tmp_path, server, other):
-    store = Store(tmp_path / "ddtree.json", KEY)
-    for label, _ in list(server.wanted(store)):
-        store.add(label)
-    assert not list(server.wanted(store)) and len(list(server._replace(**other).wanted(store))) == 9
-
-
-def test_both_temperatures_are_wanted_of_acceptance(tmp_path, server):
-    points = [point for _, point in server._replace(stage="acceptance").wanted(Store(tmp_path / "r.json", KEY))]
-    assert points == [0.0, 1.0]
+def test_both_temperatures_are_wanted_of_acceptance_until_they_are_there(tmp_path, server):
+    ours, report = server._replace(stage="acceptance"), tmp_path / "r.json"
+    every = list(ours.wanted(Store(report, KEY)))
+    assert [temperature for _, temperature in every] == [0.0, 1.0]
+    Store(report, KEY).add({**every[0][0], "tokens_per_step": 2.0})
+    Store(report, KEY).add({**every[1][0], "failed": "NaN"})
+    assert list(ours.wanted(Store(report, KEY))) == every[1:]
 
 
 def test_the_log_tells_what_is_not_what_was_meant(server):
-    assert failure(server, {"graph": True}, "all well") == {}
-    assert "CUDA graphs" in failure(server, {"graph": False}, "")["failed"]
+    good = {"graph": True, "recomputed": 1}
+    assert failure(server, good, "all well") == {}
+    assert "CUDA graphs" in failure(server, good | {"graph": False}, "")["failed"]
+    assert "pool is too small" in failure(server, good | {"recomputed": 1024}, "")["failed"]
     chain = server._replace(stage="acceptance", mode=CHAIN)
     warning = "DFLASH non-greedy verification is unavailable; falling back to greedy argmax verification."
     assert "greedily" in failure(chain, {}, warning)["failed"]
-    assert "NaN" in failure(server, {"graph": True}, "the drafter's log-probabilities hold NaN for r1;")["failed"]
+    assert "NaN" in failure(server, good, "the drafter's log-probabilities hold NaN for r1;")["failed"]
 
 
 def test_the_digest_sees_sources_and_library_only(tmp_path):
@@ -120,8 +109,8 @@ def test_the_digest_sees_sources_and_library_only(tmp_path):
     assert digest(tmp_path) != before
 
 
-def test_the_chain_and_a_tree_come_first(tmp_path):
-    assert timed([16, 32])[:3] == [CHAIN, tree(16), NONE] and NONE not in accepting([16, 32])
+def test_servers_and_their_arguments(tmp_path):
+    assert timed([32, 16]) == [NONE, CHAIN, tree(16), tree(32)] and NONE not in accepting([16, 32])
     plain = engine_arguments(NONE, tmp_path, tmp_path, "triton", 1)
     assert not [name for name in plain if name.startswith("speculative")]
     assert engine_arguments(tree(32), tmp_path, tmp_path, "triton", 1)["speculative_num_draft_tokens"] == 32

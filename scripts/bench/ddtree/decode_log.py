@@ -76,15 +76,11 @@ class Summary(NamedTuple):
     """Whether all steps seen were replays."""
 
 
-def summary(lines: Sequence[Line], bs: int, interval: int) -> Summary:
-    """Of the lines of full batches; the first is left out, since it tells of steps before them too.
-
-    Args:
-        interval: decode steps a line.
-    """
+def summary(lines: Sequence[Line], bs: int) -> Summary:
+    """Of the lines of full batches; the first is left out, since it tells of steps before them too."""
     full = [line for line in lines if line.requests == bs][1:]
     whole = [line for line in full if line.follows and line.throughput > 0]
-    steps = [1e3 * interval * bs * line.accepted / line.throughput for line in whole]
+    steps = [1e3 * bs * line.accepted / line.throughput for line in whole]
     nodes = [line.nodes for line in full if line.nodes is not None]
     staged = [line.stages_ms for line in full if line.stages_ms]
     names = list(dict.fromkeys(name for stages in staged for name in stages))

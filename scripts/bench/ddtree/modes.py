@@ -64,8 +64,8 @@ def accepting(widths: Sequence[int]) -> list[Mode]:
 
 
 def timed(widths: Sequence[int]) -> list[Mode]:
-    """Those whose steps are timed, in order: a run that is cut off has the chain and one tree."""
-    return [CHAIN, tree(widths[0]), NONE, *map(tree, widths[1:]), *adaptive(widths)]
+    """Those whose steps are timed, in order: what is compared most closely, one right after the other."""
+    return [NONE, CHAIN, *map(tree, sorted(widths)), *adaptive(widths)]
 
 
 def engine_arguments(mode: Mode, target: Path, draft: Path, draft_backend: str, port: int) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..store import Row, Store
 from .acceptance import TEMPERATURES
 from .modes import Mode
-from .speed import CELLS, Cell
+from .speed import Cell
 
-KEY = ("stage", "mode", "n", "temperature", "context", "bs", "draft_backend", "card", "build")
+KEY = ("stage", "mode", "n", "temperature", "context", "bs", "round", "draft_backend", "card", "build")
 """Fields that tell a measurement; those that a stage lacks are None."""
 
 STAGES = ("acceptance", "speed")
@@ -30,16 +30,17 @@ class Server(NamedTuple):
     card: str
     build: str
 
-    def wanted(self, store: Store) -> Iterator[tuple[Row, Any]]:
-        """Labels of the measurements that the store lacks, each with its temperature or Cell."""
-        points: list[float] | list[Cell] = list(TEMPERATURES) if self.stage == "acceptance" else CELLS
-        for point in points:
-            if not store.done(label := self.label(point)):
-                yield label, point
+    def wanted(self, store: Store) -> Iterator[tuple[Row, float]]:
+        """Of the stage `acceptance`: labels of the measurements that the store lacks, each with its temperature."""
+        for temperature in TEMPERATURES:
+            if not store.done(label := self._label({"temperature": temperature})):
+                yield label, temperature
 
-    def label(self, point: float | Cell) -> Row:
-        """KEY's fields."""
-        where = point._asdict() if isinstance(point, Cell) else {"temperature": point}
+    def label(self, cell: Cell, round: int) -> Row:
+        """KEY's fields of a run of the stage `speed`."""
+        return self._label({**cell._asdict(), "round": round})
+
+    def _label(self, where: Row) -> Row:
         backend = self.draft_backend if self.mode.speculates else None
         return {"stage": self.stage, "mode": self.mode.algorithm, "n": self.mode.width, **where,
                 "draft_backend": backend, "card": self.card, "build": self.build}  # fmt: skip

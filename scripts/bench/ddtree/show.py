@@ -25,7 +25,7 @@ def widths_of(rows: Sequence[Row]) -> list[int]:
 def markdown(report: Row) -> str:
     """The tables of a report."""
     rows, modes = Rows(report["rows"]), _modes(report)
-    parts = [_header(report), _accepted(rows, modes), _cells(rows, modes), _stages(rows, modes)]
+    parts = [_header(report), _accepted(rows, modes), _cells(rows, modes), _over(rows, modes), _stages(rows, modes)]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
@@ -62,22 +62,43 @@ def _accepted(rows: Rows, modes: Sequence[Mode]) -> list[str]:
 
 def _cells(rows: Rows, modes: Sequence[Mode]) -> list[str]:
     """Milliseconds a step and composed tokens a second by cell."""
-    by_cell: dict[tuple[int, int], dict[str, Row]] = {}
-    for row in cells(rows, modes):
-        by_cell.setdefault((row["context"], row["bs"]), {})[row["mode"]] = row
     body = []
-    for (context, bs), found in by_cell.items():
+    for (context, bs), found in _by_cell(rows, modes).items():
         line = [str(context), str(bs)]
         for mode in modes:
             row = found.get(mode.name, {})
             rate = f" ({row['composed_tokens_per_s']:.0f})" if "composed_tokens_per_s" in row else ""
             nodes = f", {row['nodes']:.0f} nodes" if row.get("nodes") else ""
             line.append(f"{row['step_ms']:.2f}{rate}{nodes}" if row else "-")
-        body.append(line)
-    head = ["context", "batch", *(mode.name for mode in modes)]
-    note = ("Milliseconds a step with random weights. In brackets tokens a second, composed: batch times tokens a step",
-            "of the trained models (greedy), over that step.")  # fmt: skip
+        rounds = sorted({row["rounds"] for row in found.values()})
+        body.append([*line, "-".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))])
+    head = ["context", "batch", *(mode.name for mode in modes), "rounds"]
+    note = ("Milliseconds a step with random weights, median over rounds. In brackets tokens a second, composed: batch",
+            "times tokens a step of the trained models (greedy), over that step.")  # fmt: skip
     return [*note, "", *_table(head, body)] if body else []
+
+
+def _over(rows: Rows, modes: Sequence[Mode]) -> list[str]:
+    """Step time and composed tokens a second over the chain's, by cell."""
+    others = [mode for mode in modes if mode != CHAIN]
+    body = []
+    for (context, bs), found in _by_cell(rows, modes).items():
+        line = [str(context), str(bs)]
+        for mode in others:
+            row = found.get(mode.name, {})
+            rate = f" ({row['tokens_over_chain']:.3f})" if "tokens_over_chain" in row else ""
+            line.append(f"{row['step_over_chain']:.3f}{rate}" if "step_over_chain" in row else "-")
+        body.append(line)
+    head = ["context", "batch", *(mode.name for mode in others)]
+    note = f"A step over one of {CHAIN.name} in the same round, median over rounds. In brackets tokens a second so."
+    return [note, "", *_table(head, body)] if body else []
+
+
+def _by_cell(rows: Rows, modes: Sequence[Mode]) -> dict[tuple[int, int], dict[str, Row]]:
+    found: dict[tuple[int, int], dict[str, Row]] = {}
+    for row in cells(rows, modes):
+        found.setdefault((row["context"], row["bs"]), {})[row["mode"]] = row
+    return found
 
 
 def _stages(rows: Rows, modes: Sequence[Mode]) -> list[str]:
