@@ -14,7 +14,7 @@ from treeverify.ddtree.budget.choose import SLACK, best, rates
 from treeverify.ddtree.budget.controller import LISTEN, TRY_WIDER, Budget
 from treeverify.ddtree.budget.curve import Costs, Curve, isotonic
 from treeverify.ddtree.budget.measure import LIMIT_S, contexts_up_to, schedule
-from treeverify.ddtree.budget.rest import EVERY, FIRST, Rest
+from treeverify.ddtree.budget.rest import EVERY, FIRST, FRESH, Rest
 from treeverify.ddtree.budget.rest import KEPT as KEPT_STEPS
 from treeverify.ddtree.budget.widths import RUNGS, ladder
 from treeverify.ddtree.tree import Path
@@ -158,6 +158,19 @@ def test_the_rest_is_that_of_the_nearest_batch_and_width():
         for _ in range(FIRST):
             rest.add(bucket, width, seconds)
     assert [rest.at(1, 64), rest.at(6, 8), rest.at(8, 48), rest.at(8, 9)] == [1.0, 2.0, 3.0, 2.0]
+
+
+def test_a_width_that_was_not_served_lately_is_taken_for_its_neighbour():
+    rest = Rest(float)
+    for bucket, width, seconds in ((1, 8, 9.0), (4, 8, 9.0)):
+        for _ in range(FIRST):
+            rest.add(bucket, width, seconds)
+    for _ in range(EVERY):
+        rest.add(4, 16, 2.0)
+    assert rest.at(4, 8) == 9.0
+    for _ in range(FRESH):
+        rest.add(4, 16, 2.0)
+    assert rest.at(4, 8) == 2.0 and rest.at(1, 8) == 9.0, "each batch size by its own steps"
 
 
 CURVE = Curve((8, 16), (1, 4), {1: Costs((1024,), ((1.0,), (1.5,))), 4: Costs((1024,), ((1.0,), (4.0,)))})

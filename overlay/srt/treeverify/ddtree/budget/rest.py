@@ -12,9 +12,15 @@ import math
 import statistics
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 FIRST, EVERY, KEPT = 8, 64, 32
-"""Steps of a kind before its first median; between medians; that a median is of."""
+"""Steps of a kind before its first median; between medians; that a median is of, at most."""
+
+FRESH = 2 * EVERY
+"""Steps of a batch size after which one of them, or a median, counts no more. Hosts get slower and faster, and contexts
+longer, by more than widths differ here: an old rest beside a new one would keep a width from its turn."""
 
 
 class Rest:
@@ -25,22 +31,43 @@ class Rest:
         agree: gives every rank rank 0's value.
         """
         self._agree = agree
-        self._steps: Counter[tuple[int, int]] = Counter()
-        self._recent: defaultdict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
-        self._known: dict[tuple[int, int], float] = {}
+        self._sizes: defaultdict[int, _Size] = defaultdict(_Size)
 
     def add(self, bucket: int, width: int, seconds: float) -> None:
         """A step is over. Called for the same steps on all ranks."""
-        key = bucket, width
-        self._recent[key].append(seconds)
-        self._steps[key] += 1
-        if self._steps[key] == FIRST or self._steps[key] % EVERY == 0:
-            self._known[key] = self._agree(statistics.median(self._recent[key]))
+        size = self._sizes[bucket]
+        size.now += 1
+        size.count[width] += 1
+        recent = size.recent[width]
+        recent.append(_At(size.now, seconds))
+        while size.now - recent[0].step >= FRESH:
+            recent.popleft()
+        due = width not in size.known or size.count[width] % EVERY == 0
+        if due and len(recent) >= FIRST:
+            size.known[width] = _At(size.now, self._agree(statistics.median(one.seconds for one in recent)))
+            size.known = {w: median for w, median in size.known.items() if size.now - median.step < FRESH}
 
     def at(self, bucket: int, width: int) -> float | None:
         """Of the nearest batch size known, and there of the nearest width; None while there is none."""
+        sizes = [bs for bs, size in self._sizes.items() if size.known]
+        if not sizes:
+            return None
+        known = self._sizes[min(sizes, key=lambda bs: abs(math.log(bs / bucket)))].known
+        return known[min(known, key=lambda other: abs(math.log(other / width)))].seconds
 
-        def distance(key: tuple[int, int]) -> tuple[float, float]:
-            return abs(math.log(key[0] / bucket)), abs(math.log(key[1] / width))
 
-        return self._known[min(self._known, key=distance)] if self._known else None
+class _At(NamedTuple):
+    step: int
+    """Of its batch size."""
+    seconds: float
+
+
+@dataclass
+class _Size:
+    """A captured batch size, by width."""
+
+    now: int = 0
+    count: Counter[int] = field(default_factory=Counter)
+    recent: defaultdict[int, deque[_At]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
+    known: dict[int, _At] = field(default_factory=dict)
+    """Medians."""
