@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / "overlay" / "srt"), str(ROOT / "scripts")]
 from bench.ddtree import believed, models, show, speed, summary, together  # noqa: E402
 from bench.ddtree.modes import CHAIN, NONE, WIDTHS, accepting, adaptive, timed, tree  # noqa: E402
 from bench.ddtree.processes import GRACE_S, Running, finish, kill, start  # noqa: E402
-from bench.ddtree.rows import KEY, STAGES, Server, build  # noqa: E402
+from bench.ddtree.rows import KEY, STAGES, Server, build, comparable  # noqa: E402
 from bench.ddtree.turns import ROUNDS, wanted  # noqa: E402
 from bench.ddtree.worker import OUT_OF_TIME  # noqa: E402
 from bench.store import Row, Store  # noqa: E402
@@ -51,7 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; exit 0 where all asked for is measured, 3 where the budget ended first, 1 after an error."""
     args = arguments(argv)
     if args.plot:
-        return publish(json.loads(args.plot.read_text(encoding="utf-8")), args.plot)
+        report = json.loads(args.plot.read_text(encoding="utf-8"))
+        if not all(map(comparable, report["rows"])):
+            print(f"{args.plot}: steps were timed without rounds, so servers cannot be compared; measure again")
+            return 1
+        return publish(report, args.plot)
     from treeverify.selftest import environment
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers, sessions of their own, are ended too
@@ -64,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             break
     store = Store(args.out, KEY)
     digests = {build(NONE), build(CHAIN)}
-    rows = [row for row in store.rows.values() if row["card"] == where["card"] and row["build"] in digests]
+    rows = [row for row in store.rows.values()
+            if row["card"] == where["card"] and row["build"] in digests and comparable(row)]  # fmt: skip
     widths = sorted({row["n"] for row in rows if row["mode"] == "ddtree"} | set(args.widths))
     table, every = summary.Rows(rows), [NONE, CHAIN, *map(tree, widths), *adaptive(widths)]
     header = {**where, "commit": args.commit, "measured": datetime.now(timezone.utc).isoformat(timespec="seconds")}

@@ -179,6 +179,15 @@ def test_the_tables_can_be_made_again_from_the_report(report, capsys):
     assert "met  step, tree of 16 / chain, worst cell: 1.1 (goal <= 1.15)" in capsys.readouterr().out
 
 
+def test_a_report_without_rounds_is_left_as_it_is(report, capsys):
+    content = json.loads(report.read_text())
+    for row in content["rows"]:
+        row.pop("round", None)
+    report.write_text(json.dumps(content))
+    assert bench_ddtree.main(["--plot", str(report)]) == 1
+    assert "measure again" in capsys.readouterr().out and not report.with_suffix(".md").exists()
+
+
 def test_the_picture_is_drawn(report):
     pytest.importorskip("matplotlib")
     target = report.with_suffix(".png")

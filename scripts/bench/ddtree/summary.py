@@ -56,7 +56,7 @@ class Rows:
                 continue
             if row["stage"] == "acceptance":
                 self._acceptance[mode, row["temperature"]] = row
-            elif row.get("round") is not None:
+            else:
                 self._speed.setdefault((mode, Cell(row["context"], row["bs"])), {})[row["round"]] = row
 
     def acceptance(self, mode: Mode, temperature: float = 0.0) -> Row | None:
