@@ -98,7 +98,7 @@ def test_a_host_that_slows_down_between_rounds_changes_no_ratio():
 def test_a_few_rounds_show_where_it_goes_but_settle_nothing():
     by_name = {gate["gate"]: gate for gate in gates(Rows(made(tree_ms=3.0, rounds=2)), WIDTHS)}
     gate = by_name[STEP]
-    assert (gate["got"], gate["met"], gate["rounds"]) == (3.0, None, 2) and "0 of 9 cells" in gate["goal"]
+    assert (gate["got"], gate["met"], gate["rounds"]) == (3.0, None, 2) and "known in 0 of 9 cells" in gate["goal"]
     for name in ("best tree / chain", "adaptive / best fixed width"):
         gate = by_name[f"composed tokens/s at 1024 tokens, batch 1, {name}"]
         assert gate["got"] and gate["met"] is None and gate["rounds"] == 2
@@ -176,7 +176,7 @@ def test_the_tables_can_be_made_again_from_the_report(report, capsys):
     assert "| 2.20 (13091), 20 nodes | 3 |" in text
     assert "| 65536 | 8 | 0.750 (0.444) | 1.100 (1.091) |" in text
     assert "| 1024 | 1 | ddtree-8 | 0.50 | 1.70 |" in text
-    assert "met  step, tree of 16 / chain, worst cell: 1.1 (goal <= 1.15)" in capsys.readouterr().out
+    assert "met  step, tree of 16 / chain, worst cell: 1.1 (goal <= 1.15, rounds: 3)" in capsys.readouterr().out
 
 
 def test_a_report_without_rounds_is_left_as_it_is(report, capsys):

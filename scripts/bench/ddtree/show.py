@@ -32,7 +32,11 @@ def markdown(report: Row) -> str:
 def gate_lines(gates: Sequence[Row]) -> str:
     """The goals, a line each."""
     mark: dict[bool | None, str] = {True: "met ", False: "NOT ", None: "open"}
-    return "\n".join(f"{mark[gate['met']]} {gate['gate']}: {gate['got']} (goal {gate['goal']})" for gate in gates)
+    lines = []
+    for gate in gates:
+        rounds = f", rounds: {gate['rounds']}" if "rounds" in gate else ""
+        lines.append(f"{mark[gate['met']]} {gate['gate']}: {gate['got']} (goal {gate['goal']}{rounds})")
+    return "\n".join(lines)
 
 
 def _modes(report: Row) -> list[Mode]:

@@ -211,7 +211,7 @@ def _step_gate(rows: Rows) -> Row:
     found = {cell: over for cell in CELLS if (over := rows.step_over(tree(STEP_WIDTH), CHAIN, cell))}
     settled = [over.ratio for over in found.values() if over.settled]
     whole = len(settled) == len(CELLS)
-    note = "" if whole else f" ({len(settled)} of {len(CELLS)} cells measured)"
+    note = "" if whole else f", known in {len(settled)} of {len(CELLS)} cells"
     name, goal = f"step, tree of {STEP_WIDTH} / chain, worst cell", f"<= {STEP_LIMIT:g}{note}"
     if not found:
         return _gate(name, goal, None, None)
