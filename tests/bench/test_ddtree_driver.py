@@ -18,13 +18,26 @@ from bench.ddtree.speed import LEARN, STEPS, Cell
 ENGINE = """
     import os, subprocess, sys, psutil
 
+    SPIN = "while True: pass"
+
+    def runs(process):
+        try:
+            known = {SPIN, "bench.ddtree.worker"} & set(process.cmdline())
+            return bool(known) and process.status() not in ("stopped", "zombie")
+        except psutil.NoSuchProcess:
+            return False
+
+    def others(mine):
+        every = psutil.Process(os.getppid()).children(recursive=True)
+        return [process.pid for process in every if process.pid not in mine and runs(process)]
+
     class Engine:
         def __init__(self, **arguments):
             self.width = arguments.get("speculative_num_draft_tokens", 0)
             if os.environ.get("DIES_AT") == str(self.width):
                 raise MemoryError("no room")
-            # a scheduler asks for requests without ever sleeping
-            self.scheduler = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+            timed = arguments.get("load_format") == "dummy"  # a scheduler asks for requests without ever sleeping
+            self.scheduler = subprocess.Popen([sys.executable, "-c", SPIN if timed else ""], start_new_session=True)
             print("started", self.width, os.environ.get("TREEVERIFY_DDTREE_ADAPT_TOKENS_FOR_TEST"), flush=True)
 
         def generate(self, input_ids, sampling_params, stream):
@@ -33,9 +46,7 @@ ENGINE = """
                 self.shutdown()
                 sys.exit("the scheduler died")
             steps = {"spec_verify_ct": (new - 1) // 2} if self.width else {}
-            mine = {os.getpid(), self.scheduler.pid}
-            others = [p for p in psutil.Process(os.getppid()).children(recursive=True) if p.pid not in mine]
-            print("beside it run", [p.pid for p in others if p.status() not in ("stopped", "zombie")], new, flush=True)
+            print("beside it run", others({os.getpid(), self.scheduler.pid}), new, flush=True)
             for _ in range(3):
                 print(line % (len(input_ids), self.width != 32) + "gen throughput (token/s): 500.00", file=sys.stderr)
             for tokens, more in ((1, {}), (new, steps)):
