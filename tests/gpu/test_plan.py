@@ -56,5 +56,5 @@ def test_few_rows_of_an_fp8_pool_take_the_portable_path(pool, n, few):
     if torch.cuda.get_device_capability() == (9, 0):
         assert taken.path == (abi.PATH_PORTABLE if few else abi.PATH_HOPPER)
     step = cases.make_case([700, 20], n, 8, nsplit=3, **cases.pool_of(pool))
-    expected = dataclasses.replace(step, path=taken.path, out=torch.empty_like(step.out)).run().clone()
+    expected = dataclasses.replace(step, path=taken.path).run()
     assert torch.equal(step.run(), expected), "AUTO is that path, to the bit"
