@@ -30,6 +30,7 @@ from lossless import EXACT, FLOAT32, Server  # noqa: E402
 from modes import ADAPT, DDTREE, WIDE, engine_arguments  # noqa: E402
 from scheduler_hooks import WATCH, engine  # noqa: E402
 from serve import prompts  # noqa: E402
+from watch import Watch  # noqa: E402
 
 LIMIT_S = 330
 LONG, LONGER, POOL = 200, 420, 2600
@@ -61,7 +62,7 @@ class Bench:
     """One server and what its requests are served alone."""
 
     def __init__(self, started: Any, inputs: list[list[int]], watch: Path) -> None:
-        self.engine, self.inputs, self.watch, self.lines = started, inputs, watch, 0
+        self.engine, self.inputs, self.watch = started, inputs, Watch(watch)
         self.alone = [self.ask([prompt], [{"max_new_tokens": LONG}])[0]["output_ids"] for prompt in inputs]
 
     def ask(self, inputs: list[list[int]], sampling: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -70,21 +71,8 @@ class Bench:
         return self.engine.generate(input_ids=inputs, sampling_params=[{**base, **own} for own in sampling])
 
     def idle(self) -> dict[str, Any]:
-        """The pools once the scheduler has come to rest, which the watch hook writes down.
-
-        Raises:
-            AssertionError: it didn't come to rest, or is gone.
-        """
-        end, quiet, count = time.monotonic() + 20, time.monotonic(), self.lines
-        while time.monotonic() < end:
-            lines = self.watch.read_text().splitlines() if self.watch.exists() else []
-            if len(lines) != count:
-                quiet, count = time.monotonic(), len(lines)
-            if count > self.lines and time.monotonic() - quiet > 0.7:
-                self.lines = count
-                return json.loads(lines[-1])
-            time.sleep(0.05)
-        raise AssertionError("the scheduler did not become idle within 20 s, or did nothing")
+        """The pools once the scheduler has come to rest; AssertionError where it does not."""
+        return self.watch.idle()
 
     def differing(self, answers: list[dict[str, Any]], expected: list[list[int]]) -> int:
         """Outputs that are not what is expected."""

@@ -13,18 +13,23 @@
   long that was after each decode step.
 * `other_candidates`: a negative control. The drafter's candidates on rank 1 are others in step DIFFERING_STEP.
 * `other_manifest`: a negative control. Rank 1 finds a manifest with another patch set.
+* `finite`: counts rows of logits that hold a NaN, on the GPU; `watch` writes the count down.
+
+A server that is started by sglang.launch_server takes them as a plugin of SGLang's: see `as_plugin`.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 NAMES, WATCH, STEPS = "TV_E2E_HOOKS", "TV_E2E_WATCH", "TV_E2E_STEPS"
+PLUGINS = "sglang.srt.plugins"
 
 DIFFERING_STEP = 5
 OTHER_PATCH_SET = "0123456789ab" * 5 + "0123"
@@ -48,15 +53,25 @@ def run_scheduler(*arguments: Any, **more: Any) -> Any:
     """What SGLang starts as its scheduler process."""
     from sglang.srt.managers.scheduler import run_scheduler_process
 
-    rank = arguments[TP_RANK]
+    install(arguments[TP_RANK])
+    return run_scheduler_process(*arguments, **more)
+
+
+def as_plugin() -> None:
+    """What SGLang calls in each of its processes (entry point group PLUGINS): prepares a single GPU's scheduler."""
+    if multiprocessing.parent_process() is not None:
+        install(rank=0)
+
+
+def install(rank: int) -> None:
+    """Prepares this process with the hooks that $TV_E2E_HOOKS names."""
     hooks = {
         "native": native, "causal": causal, "unmoved": unmoved, "alternate": alternate, "watch": watch,
-        "steps": lambda: steps(rank), "other_candidates": lambda: other_candidates(rank),
+        "finite": finite, "steps": lambda: steps(rank), "other_candidates": lambda: other_candidates(rank),
         "other_manifest": lambda: other_manifest(rank),
     }  # fmt: skip
     for name in os.environ.get(NAMES, "").split():
         hooks[name]()
-    return run_scheduler_process(*arguments, **more)
 
 
 def native() -> None:
@@ -119,7 +134,10 @@ def watch() -> None:
         state = (self.forward_ct, self.token_to_kv_pool_allocator.available_size())
         if self.is_fully_idle() and state != seen["state"]:
             seen["state"] = state
-            line = {**pools(self), "retracted": seen["retracted"], "batch_sizes": sorted(seen["batch_sizes"])}
+            sizes = sorted(seen["batch_sizes"])
+            line = {**pools(self), **memory(), "retracted": seen["retracted"], "batch_sizes": sizes}
+            if "count" in _nan_rows:
+                line["nan_rows"] = int(_nan_rows["count"])
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -134,6 +152,26 @@ def watch() -> None:
         return run_batch(self, batch, *arguments, **more)
 
     Scheduler.on_idle, ScheduleBatch.retract_decode, Scheduler.run_batch = idle, counted, ran
+
+
+_nan_rows: dict[str, Any] = {}
+"""`count`: rows of logits so far that hold a NaN, a tensor; only under the hook `finite`."""
+
+
+def finite() -> None:
+    """Counts rows of logits that hold a NaN, after every pass of target and drafter; the host does not wait for it."""
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    forward, _nan_rows["count"] = ModelRunner.forward, 0
+
+    def counted(self: Any, *arguments: Any, **more: Any) -> Any:
+        result = forward(self, *arguments, **more)
+        logits = getattr(result.logits_output, "next_token_logits", None)
+        if logits is not None:
+            _nan_rows["count"] = logits.isnan().any(-1).sum() + _nan_rows["count"]
+        return result
+
+    ModelRunner.forward = counted
 
 
 def steps(rank: int) -> None:
@@ -206,3 +244,18 @@ def pools(scheduler: Any) -> dict[str, Any]:
         "rows": int(scheduler.req_to_token_pool.size), "rows_free": len(scheduler.req_to_token_pool.free_slots),
         "steps": int(scheduler.forward_ct),
     }  # fmt: skip
+
+
+def memory() -> dict[str, int]:
+    """Bytes that PyTorch has handed out on the GPU, and that it holds, and the process's resident set."""
+    import psutil
+    import torch
+
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.synchronize()
+    return {
+        "allocated": torch.cuda.memory_allocated() if gpu else 0,
+        "reserved": torch.cuda.memory_reserved() if gpu else 0,
+        "resident": psutil.Process().memory_info().rss,
+    }

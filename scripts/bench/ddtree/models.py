@@ -77,10 +77,17 @@ DRAFT: dict[str, Any] = {
 }
 
 
-def write(folder: Path) -> tuple[Path, Path]:
-    """Writes FOLDER/target/config.json and FOLDER/draft/config.json; returns the two models' folders."""
+def write(folder: Path, vocabulary: int = VOCABULARY, dense: bool = False) -> tuple[Path, Path]:
+    """Writes FOLDER/target/config.json and FOLDER/draft/config.json; returns the two models' folders.
+
+    Args:
+        vocabulary: token ids of both.
+        dense: no layer has experts, so that rounding cannot choose others.
+    """
+    own = {"first_k_dense_replace": LAYERS} if dense else {}
     target, draft = folder / "target", folder / "draft"
-    for model, config in ((target, TARGET), (draft, DRAFT)):
+    for model, config in ((target, {**TARGET, **own}), (draft, DRAFT)):
         model.mkdir(parents=True, exist_ok=True)
-        (model / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps({**config, "vocab_size": vocabulary}, indent=1) + "\n"
+        (model / "config.json").write_text(text, encoding="utf-8")
     return target, draft
