@@ -3,7 +3,7 @@
 # End-to-end stages on a GPU machine, each well under eight minutes; a stage that was cut off resumes.
 #
 #   bash scripts/gpu/e2e.sh STAGE [OUT]
-#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2
+#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak
 #
 # TV_MODES="ddtree ddtree_wide": only these modes of tests/e2e/modes.py in serve and judge.
 #
@@ -111,6 +111,13 @@ kv() {
     python3 scripts/bench_kv.py --out "$out/kv.json" --budget-s "${TV_BUDGET_S:-460}"
 }
 
+# And here; OUT/soak.jsonl and build/gpu/outputs/soak must be there to go on.
+soak() {
+    use_site
+    python3 tests/e2e/soak.py --target "$target" --draft "$draft" --work "$outputs/soak" --out "$out/soak.json" \
+        --servers "${TV_SERVERS:-ddtree,ddtree_triton,ngram,ddtree_long,ddtree_mask_dropped}" --budget-s "${TV_BUDGET_S:-460}"
+}
+
 # And here.
 ddtree() {
     use_site
@@ -119,7 +126,7 @@ ddtree() {
 }
 
 case $stage in
-setup | attention | serve | judge | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2) "$stage" ;;
+setup | attention | serve | judge | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak) "$stage" ;;
 all) for each in setup attention serve judge; do "$each"; done ;;
 *) sed -n 's/^# *STAGE: /stages: /p' "$0" >&2 && exit 2 ;;
 esac

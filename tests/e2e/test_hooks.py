@@ -117,6 +117,68 @@ def completed(arguments: dict[str, Any]) -> list[int]:
     return [args.speculative_num_draft_tokens, args.speculative_dflash_block_size, args.max_running_requests]
 
 
+def rows_with_nan() -> list[int]:
+    """What is counted after each of three passes, one without logits."""
+    import scheduler_hooks
+    import torch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    honest, nan, counts = ModelRunner.forward, float("nan"), []
+    ModelRunner.forward = lambda self, logits: SimpleNamespace(
+        logits_output=SimpleNamespace(next_token_logits=logits)
+    )
+    try:
+        scheduler_hooks.finite()
+        for logits in (torch.tensor([[1.0, nan], [0.0, 1.0], [nan, nan]]), None, torch.ones(2, 2)):
+            assert ModelRunner.forward(None, logits).logits_output.next_token_logits is logits
+            counts.append(int(scheduler_hooks._nan_rows["count"]))
+    finally:
+        ModelRunner.forward = honest
+    return counts
+
+
+def hooks_of_a_plugin(folder: str) -> list[bool]:
+    """Whether SGLang finds the plugin, and whether that hooks a process of its own, and one that is another's child."""
+    import multiprocessing
+    import os
+
+    import scheduler_hooks
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.plugins import load_plugins_by_group
+
+    sys.path.append(folder)
+    own, parent, found = ModelRunner.forward, multiprocessing.parent_process, []
+    os.environ[scheduler_hooks.NAMES] = "finite"
+    try:
+        call, name = load_plugins_by_group(scheduler_hooks.PLUGINS)["treeverify-hooks"]
+        for is_child in (False, True):
+            multiprocessing.parent_process = lambda is_child=is_child: object() if is_child else None
+            call()
+            found.append(ModelRunner.forward is not own)
+    finally:
+        ModelRunner.forward, multiprocessing.parent_process = own, parent
+        sys.path.remove(folder)
+    return [name == "treeverify-hooks", *found]
+
+
+def at_rest() -> dict[str, int]:
+    import scheduler_hooks
+
+    return scheduler_hooks.memory()
+
+
+def parsed(lines: list[list[str]], names: list[list[str]]) -> list[list[Any]]:
+    """What sglang.launch_server makes of these command lines: the values of the arguments named."""
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    taken = [vars(parser.parse_args(words)) for words in lines]
+    return [[args[name] for name in own] for args, own in zip(taken, names, strict=True)]
+
+
 def argument_names() -> list[str]:
     import dataclasses
 
@@ -139,6 +201,32 @@ def test_unmoved_hook(patched: Worker) -> None:
 
 def test_alternate_hook_takes_all_widths_in_turn(patched: Worker) -> None:
     assert patched(widths_in_turn) == [8, 16, 64, 8, 16, 64, 8]
+
+
+def test_finite_hook_counts_rows_that_hold_a_nan(patched: Worker) -> None:
+    assert patched(rows_with_nan) == [2, 2, 2]
+
+
+def test_hooks_are_found_as_a_plugin_and_only_in_a_child(patched: Worker, tmp_path: Path) -> None:
+    import soak_server
+
+    assert patched(hooks_of_a_plugin, folder=str(soak_server.plugin(tmp_path))) == [True, False, True]
+
+
+def test_memory_at_rest(patched: Worker) -> None:
+    found = patched(at_rest)
+    assert set(found) == {"allocated", "reserved", "resident"} and found["resident"] > 1 << 26
+
+
+def test_soaked_servers_have_flags_that_sglang_takes(patched: Worker, tmp_path: Path) -> None:
+    import soak
+    import soak_server
+
+    folders = soak.Folders(DATA / "target", DATA / "draft", tmp_path)
+    servers = [soak.arguments_of(soaked, folders, 1234) for soaked in soak.SERVERS.values()]
+    lines, names = [soak_server.flags(arguments) for arguments in servers], [list(arguments) for arguments in servers]
+    assert patched(parsed, lines=lines, names=names) == [list(arguments.values()) for arguments in servers]
+    assert soak.vocabulary(tmp_path / "random_weights" / "target") == soak.vocabulary(DATA / "target")
 
 
 @pytest.mark.parametrize("page", [1, 4])
