@@ -3,7 +3,7 @@
 # End-to-end stages on a GPU machine, each well under eight minutes; a stage that was cut off resumes.
 #
 #   bash scripts/gpu/e2e.sh STAGE [OUT]
-#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak
+#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak | long
 #
 # TV_MODES="ddtree ddtree_wide": only these modes of tests/e2e/modes.py in serve and judge.
 #
@@ -119,6 +119,12 @@ soak() {
 }
 
 # And here.
+long() {
+    use_site
+    python3 scripts/bench_long.py --out "$out/long.json" --budget-s "${TV_BUDGET_S:-460}"
+}
+
+# And here.
 ddtree() {
     use_site
     python3 scripts/bench_ddtree.py --out "$out/ddtree.json" --target "$target" --draft "$draft" \
@@ -126,7 +132,7 @@ ddtree() {
 }
 
 case $stage in
-setup | attention | serve | judge | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak) "$stage" ;;
+setup | attention | serve | judge | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak | long) "$stage" ;;
 all) for each in setup attention serve judge; do "$each"; done ;;
 *) sed -n 's/^# *STAGE: /stages: /p' "$0" >&2 && exit 2 ;;
 esac

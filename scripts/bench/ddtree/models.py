@@ -77,16 +77,19 @@ DRAFT: dict[str, Any] = {
 }
 
 
-def write(folder: Path, vocabulary: int = VOCABULARY, dense: bool = False) -> tuple[Path, Path]:
+def write(
+    folder: Path, vocabulary: int = VOCABULARY, dense: bool = False, block: int = BLOCK
+) -> tuple[Path, Path]:
     """Writes FOLDER/target/config.json and FOLDER/draft/config.json; returns the two models' folders.
 
     Args:
         vocabulary: token ids of both.
         dense: no layer has experts, so that rounding cannot choose others.
+        block: tokens of the drafter's block.
     """
     own = {"first_k_dense_replace": LAYERS} if dense else {}
     target, draft = folder / "target", folder / "draft"
-    for model, config in ((target, {**TARGET, **own}), (draft, DRAFT)):
+    for model, config in ((target, {**TARGET, **own}), (draft, {**DRAFT, "block_size": block})):
         model.mkdir(parents=True, exist_ok=True)
         text = json.dumps({**config, "vocab_size": vocabulary}, indent=1) + "\n"
         (model / "config.json").write_text(text, encoding="utf-8")
