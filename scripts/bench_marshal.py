@@ -30,6 +30,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "support")]
 
 from bench.marshal import calls, step  # noqa: E402
 from bench.marshal.host import install_empty  # noqa: E402
+from bench.marshal.show import table  # noqa: E402
 
 Row = dict[str, Any]
 
@@ -90,16 +91,6 @@ def _environment(package: str, device: str) -> Row:
         found: Row = importlib.import_module(f"{package}.selftest").environment()
         return found
     return {"card": "cpu", "processor": platform.processor() or platform.machine(), "torch": torch.__version__}
-
-
-def table(rows: Sequence[Row]) -> str:
-    """Markdown."""
-    lines = ["| call | way | µs, median | µs, 99th percentile |", "|---|---|---|---|"]
-    for row in rows:
-        what = row["call"] if "backend" not in row else "{call} {backend}, {real} of {bs} x {n}".format(**row)
-        times = ("skipped", "") if "skipped" in row else (row["median_us"], row["p99_us"])
-        lines.append(f"| {what} | {row['way']} | {times[0]} | {times[1]} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 stage=$1
 out=${2:-build/gpu/results}
-site=$PWD/build/gpu/site
+site=${TV_SITE:-$PWD/build/gpu/site}
 target=$(realpath "${TV_TARGET:-tests/data/tiny_mla/target}")
 draft=$(realpath "${TV_DRAFT:-tests/data/tiny_mla/draft}")
 outputs=build/gpu/outputs
@@ -23,6 +23,7 @@ export PYTHONUNBUFFERED=1 SGLANG_ENABLE_JIT_DEEPGEMM=0
 mkdir -p "$out" "$outputs"
 
 use_site() {
+    [ -e "$site/bundle_env.sh" ] || return 0 # a site that is on the path already
     set +eu +o pipefail
     # shellcheck disable=SC1091
     . "$site/bundle_env.sh"
@@ -30,14 +31,14 @@ use_site() {
 }
 
 setup() {
-    if [ ! -e "$site/.unpacked" ]; then
+    if [ ! -e "$site/.unpacked" ] && compgen -G "build/gpu/parts/*.tar.xz" >/dev/null; then
         mkdir -p "$site"
         for part in build/gpu/parts/*.tar.xz; do tar -xf "$part" -C "$site"; done
         python3 -m compileall -q -j 0 "$site" >/dev/null || true # servers import it side by side
         touch "$site/.unpacked"
     fi
     mkdir -p build/gpu/pylib
-    for wheel in build/gpu/wheels/*.whl; do python3 -m zipfile -e "$wheel" build/gpu/pylib; done
+    for wheel in build/gpu/wheels/*.whl; do [ ! -e "$wheel" ] || python3 -m zipfile -e "$wheel" build/gpu/pylib; done
     export PYTHONPATH=$PWD/build/gpu/pylib TREEVERIFY_NO_BOOTSTRAP=1
     python3 apply.py apply --sglang "$site/sglang" --arch "${TV_ARCH:-90a}"
     python3 apply.py status --sglang "$site/sglang"
@@ -96,7 +97,8 @@ tp2() {
 bench() {
     use_site
     export TREEVERIFY_LIBRARY=$site/sglang/srt/treeverify/_kernels/libtreeverify.so
-    python3 scripts/bench_verify.py --out "$out/verify.json" --budget-s "${TV_BUDGET_S:-460}"
+    python3 scripts/bench_verify.py --out "$out/verify.json" --budget-s "${TV_BUDGET_S:-460}" \
+        ${TV_BENCH_STAGES:+--stages "$TV_BENCH_STAGES"}
 }
 
 marshal() {
@@ -115,13 +117,13 @@ kv() {
 soak() {
     use_site
     python3 tests/e2e/soak.py --target "$target" --draft "$draft" --work "$outputs/soak" --out "$out/soak.json" \
-        --servers "${TV_SERVERS:-ddtree,ddtree_triton,ngram,ddtree_long,ddtree_mask_dropped}" --budget-s "${TV_BUDGET_S:-460}"
+        --budget-s "${TV_BUDGET_S:-460}" ${TV_SERVERS:+--servers "$TV_SERVERS"}
 }
 
 # And here.
 long() {
     use_site
-    python3 scripts/bench_long.py --out "$out/long.json" --budget-s "${TV_BUDGET_S:-460}"
+    python3 scripts/bench_long.py --out "$out/long.json" --budget-s "${TV_BUDGET_S:-460}" ${TV_SERVERS:+--servers "$TV_SERVERS"}
 }
 
 # And here.
