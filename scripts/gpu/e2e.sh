@@ -3,7 +3,7 @@
 # End-to-end stages on a GPU machine, each well under eight minutes; a stage that was cut off resumes.
 #
 #   bash scripts/gpu/e2e.sh STAGE [OUT]
-#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak | long
+#   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak | long | fuzz
 #
 # TV_MODES="ddtree ddtree_wide": only these modes of tests/e2e/modes.py in serve and judge.
 #
@@ -127,6 +127,13 @@ long() {
 }
 
 # And here.
+fuzz() {
+    use_site
+    export TREEVERIFY_LIBRARY=$site/sglang/srt/treeverify/_kernels/libtreeverify.so
+    python3 scripts/fuzz_verify.py --out "$out/fuzz.json" --budget-s "${TV_BUDGET_S:-300}" ${TV_SEED:+--seed "$TV_SEED"}
+}
+
+# And here.
 ddtree() {
     use_site
     python3 scripts/bench_ddtree.py --out "$out/ddtree.json" --target "$target" --draft "$draft" \
@@ -134,7 +141,7 @@ ddtree() {
 }
 
 case $stage in
-setup | attention | serve | judge | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak | long) "$stage" ;;
+setup | attention | serve | judge | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak | long | fuzz) "$stage" ;;
 all) for each in setup attention serve judge; do "$each"; done ;;
 *) sed -n 's/^# *STAGE: /stages: /p' "$0" >&2 && exit 2 ;;
 esac
