@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+// tv-debug
 // The C entry points: pick the kernel, size the grid, launch. Nothing here reads device memory.
 #include <cuda_runtime.h>
 
 #include <atomic>
 
+#include "check.h"
 #include "hopper/shape.cuh"
 #include "index.h"
 #include "kernel.h"
@@ -255,6 +257,7 @@ extern "C" int tv_mla_verify(const TvVerifyParams* p, void* stream) {
   const Set* set = nullptr;
   const int rows = p->max_q * p->heads;
   if (const cudaError_t err = choose(p->path, is_q_aligned(*p), p->dtype, p->kv_dtype, rows, &set)) return err;
+  if (const cudaError_t err = tv::check(*p, stream)) return err;
   const int index = set->pick(p->dtype, rows);
 
   // One more block along y answers for rows that no request covers; else combine does.
@@ -280,6 +283,7 @@ extern "C" int tv_mla_prep(const TvPrepParams* p, void* stream) {
   if (p->bs < 1 || p->raw_bs < 0 || p->raw_bs > p->bs || p->n < 0) return cudaErrorInvalidValue;
   const int64_t packed = int64_t(p->raw_bs) * p->n * tv::mask_words(p->n);
   if (p->mask_kind == TV_MASK_PACKED && p->mask_numel < packed) return cudaErrorInvalidValue;
+  if (const cudaError_t err = tv::check(*p, stream)) return err;
   // Enough blocks to hide the latency of a long row, no more than a wave or two for a wide batch.
   const int wanted = tv::ceil_div(int(p->row_stride), 2048), most = tv::ceil_div(512, p->bs);
   return launch(kPrep, dim3(wanted < most ? wanted : most, p->bs), kKernels[kPrep].kernel->threads, p, stream);

@@ -55,6 +55,7 @@ typedef struct TvVerifyParams {
   float sm_scale, logit_cap;  // logit_cap <= 0: none
   int32_t kv_dtype;           // TvDtype of the pool: `dtype` or an fp8
   float k_scale;              // a key or value is k_scale times what an fp8 pool holds; 1 for the other pools
+  int64_t slots;              // of the pool; only debug builds ask (check.h)
 } TvVerifyParams;
 
 // The plan [2 * bs + 1]: in its order, longest splits first, the i-th request owns splits plan[i] .. plan[i + 1] and is
@@ -79,6 +80,7 @@ typedef struct TvPrepParams {
   int64_t mask_numel;
   int32_t seq_len_bytes, kv_index_bytes, mask_kind;
   int32_t raw_bs, bs, n;  // requests raw_bs .. bs are padding: length 0; n = 0: no draft tokens, seq_lens counts all
+  int64_t rows;           // of req_to_token; only debug builds ask
 } TvPrepParams;
 
 #ifdef __cplusplus

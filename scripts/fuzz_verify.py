@@ -94,7 +94,7 @@ def draw(seed: int, number: int, targets: dict[torch.dtype, list[int]]) -> Drawn
         "plan": chosen.random() < 0.25,
     }
     if pool in paths.FP8:
-        how["k_scale"] = chosen.choice((1.0, 0.7, 0.03, 20.0))
+        how["k_scale"] = chosen.choice((1.0, 0.7, 0.03, 3.0))
     one = plan.workspace_floats(1, n, heads, 1) * (len(prefixes) + padded)
     most = min(plan.MAX_SPLITS, PARTIALS // max(one, 1))
     if most > 1 and chosen.random() < 0.5:

@@ -152,7 +152,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--to", type=Path, required=True, metavar="DIR", help="the other release: like --sglang of apply")
     sub.add_argument("--name", metavar="PIN", help="of the new pin; v and the version that DIR says where left out")
     command("list", "pins and their patches", "json")
-    command("build", "compile the kernels into build/", "arch", "json")
+    sub = command("build", "compile the kernels into build/", "arch", "json")
+    sub.add_argument(
+        "--debug",
+        action="store_true",
+        help="a library that checks the indices it is given, and stops with the request: for TREEVERIFY_LIBRARY",
+    )
     command("doctor", "what this machine has and what to mend", "json", "python")
     command("selftest", "every kernel on this machine's GPU against the reference (--json, --no-bench)", "python")
     command("serve", "start the patched server; everything else is handed to sglang.launch_server", "python")

@@ -203,7 +203,7 @@ def build_kernels(options: Namespace) -> int:
     """Kernels only, into build/."""
     from applier.tables import kernel_table
 
-    built = build(CHECKOUT, choose_arches(options.arch))
+    built = build(CHECKOUT, choose_arches(options.arch), options.debug)
     if options.json:
         result_json(built.kernels)
     else:

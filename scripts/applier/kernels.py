@@ -6,6 +6,9 @@ goes by time stamps, rebuilds by content: a fresh checkout or a touched file com
 
 A unit that is of use on some architectures only says so near its top: `// tv-arches: 80 90 90a`. It gets machine code
 for those alone, and where none of them is wanted it is compiled with -DTV_HOST_ONLY for the sake of its host symbols.
+
+One that has `// tv-debug` there is compiled a second time, with -DTV_DEBUG, for the debug library: the other objects are
+those of the usual one.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from applier.toolchain import Nvcc, find_ninja, find_nvcc, provide_host_compiler
 
 SUFFIXES = (".cu", ".cuh", ".h")
 FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC", "-Xptxas", "-v", "-cudart", "static")
-LIBRARY_NAME = "libtreeverify.so"
+LIBRARY_NAME, DEBUG_NAME = "libtreeverify.so", "libtreeverify-debug.so"
 
 _NINJA = """\
 # Made by apply.py. $log keeps what ptxas says for runs that compile nothing.
@@ -44,7 +47,7 @@ rule compile
   description = $in
 rule link
   command = {mark} $nvcc $flags $target -shared $in -o $out
-  description = {library}
+  description = $out
 """
 
 _QUERY = """\
@@ -73,8 +76,12 @@ def sources_digest(layout: Layout) -> str:
     return folder_digest({**_sources(layout), "flags": " ".join(FLAGS).encode()})
 
 
-def build(layout: Layout, arches: list[str]) -> Built:
-    """Compiles what changed. UsageError where a tool is missing, BuildError with the compiler's lines."""
+def build(layout: Layout, arches: list[str], debug: bool = False) -> Built:
+    """Compiles what changed. UsageError where a tool is missing, BuildError with the compiler's lines.
+
+    Args:
+        debug: make the library that checks its index arrays (kernels/check.h), in place of the usual one.
+    """
     sources = _sources(layout)
     units = [name for name in sources if name.endswith(".cu")]
     if not units:
@@ -86,9 +93,10 @@ def build(layout: Layout, arches: list[str]) -> Built:
     with locked(home, timeout=1800, waiting=note):
         _mirror(sources, home / "src")
         _write_if_changed(folder / "build.ninja", _ninja_file(home / "src", units, arches, nvcc, version))
-        _run(ninja, folder, home / "src", layout.kernels)
-        rows = _report(folder, units)
-    return Built(folder / LIBRARY_NAME, sources_digest(layout), arches, version, rows)
+        library = DEBUG_NAME if debug else LIBRARY_NAME
+        _run(ninja, folder, library, home / "src", layout.kernels)
+        rows = _report(folder, library, {unit: _object(unit, debug and _has_checks(sources[unit])) for unit in units})
+    return Built(folder / library, sources_digest(layout), arches, version, rows)
 
 
 def _tools(layout: Layout, arches: list[str]) -> tuple[Nvcc, str, Path]:
@@ -137,15 +145,18 @@ def _ninja_file(src: Path, units: list[str], arches: list[str], nvcc: Nvcc, vers
             nvcc=_ninja_word(str(nvcc.path)),
             flags=" ".join(map(_ninja_word, flags)),
             mark=f"TREEVERIFY_NVCC={version}",
-            library=LIBRARY_NAME,
         )
     ]
+    debug = []
     for unit in units:
-        out = _object(unit)
-        lines.append(f"build {out} | {out}.log: compile {_ninja_path(src / unit)}\n")
-        lines.append(f"  target = {' '.join(_targets((src / unit).read_text(encoding='utf-8'), arches))}\n")
-    lines.append(f"build {LIBRARY_NAME}: link {' '.join(map(_object, units))}\n")
-    lines.append(f"  target = {' '.join(map(gencode, arches))}\n")
+        source = (src / unit).read_bytes()
+        debug.append(_object(unit, _has_checks(source)))
+        for out, more in {debug[-1]: ["-DTV_DEBUG"], _object(unit): []}.items():  # one, where it has no checks
+            lines.append(f"build {out} | {out}.log: compile {_ninja_path(src / unit)}\n")
+            lines.append(f"  target = {' '.join([*_targets(source.decode(), arches), *more])}\n")
+    for library, objects in ((LIBRARY_NAME, list(map(_object, units))), (DEBUG_NAME, debug)):
+        lines.append(f"build {library}: link {' '.join(objects)}\n")
+        lines.append(f"  target = {' '.join(map(gencode, arches))}\n")
     return "".join(lines).encode()
 
 
@@ -156,8 +167,13 @@ def _targets(source: str, arches: list[str]) -> list[str]:
     return [*map(gencode, served)] if served else ["-DTV_HOST_ONLY", gencode(arches[0])]
 
 
-def _object(unit: str) -> str:
-    return "obj/" + re.sub(r"[^\w.-]", "_", unit.removesuffix(".cu")) + ".o"
+def _has_checks(source: bytes) -> bool:
+    """Whether a unit is another one in the debug library."""
+    return b"\n// tv-debug\n" in source
+
+
+def _object(unit: str, debug: bool = False) -> str:
+    return "obj/" + re.sub(r"[^\w.-]", "_", unit.removesuffix(".cu")) + (".debug.o" if debug else ".o")
 
 
 def _ninja_word(text: str) -> str:
@@ -168,12 +184,12 @@ def _ninja_path(path: Path) -> str:
     return re.sub(r"([$ :])", r"$\1", str(path))
 
 
-def _run(ninja: Path, folder: Path, mirror: Path, kernels: Path) -> None:
+def _run(ninja: Path, folder: Path, library: str, mirror: Path, kernels: Path) -> None:
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "TERM": "dumb"}
     lines: list[str] = []
     with progress("kernels") as step:
         with subprocess.Popen(
-            [ninja, "-C", folder], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            [ninja, "-C", folder, library], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -193,11 +209,11 @@ def _essence(lines: list[str]) -> list[str]:
     return kept if len(kept) <= 60 else [*kept[:60], f"({len(kept) - 60} more lines)"]
 
 
-def _report(folder: Path, units: list[str]) -> list[dict[str, Any]]:
-    dynamic = {name: (shared, threads) for name, shared, threads in _kernel_info(folder / LIBRARY_NAME)}
+def _report(folder: Path, library: str, objects: dict[str, str]) -> list[dict[str, Any]]:
+    dynamic = {name: (shared, threads) for name, shared, threads in _kernel_info(folder / library)}
     rows: list[dict[str, Any]] = []
-    for unit in units:
-        for usage in ptxas.parse((folder / (_object(unit) + ".log")).read_text(encoding="utf-8", errors="replace")):
+    for unit, made in objects.items():
+        for usage in ptxas.parse((folder / f"{made}.log").read_text(encoding="utf-8", errors="replace")):
             shared, threads = dynamic.get(usage.kernel, (0, None))
             rows.append(
                 {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import stat
@@ -69,6 +70,22 @@ def test_units_may_be_for_some_architectures_only(checkout: Checkout) -> None:
     named = [(row["kernel"], row["arch"]) for row in rows(checkout)]
     assert named == [("tv_hopper", "90a"), ("tv_small", "90a"), ("tv_small", "120")]
     assert {row["kernel"] for row in rows(checkout, "120")} == {"tv_small"}
+
+
+def test_a_debug_library_has_its_own_checks_and_else_the_same_objects(checkout: Checkout) -> None:
+    (checkout.root / "kernels/probe.cu").write_text(
+        "// A comment.\n// tv-debug\n#ifdef TV_DEBUG\n#define CHECKS 1\n#else\n#define CHECKS 0\n#endif\n"
+        'extern "C" int checks() { return CHECKS; }\n'
+    )
+    folder = checkout.root / "build/kernels/120"
+    run = checkout.run("build", "--arch", "120", "--debug")
+    assert run.returncode == 0 and "libtreeverify-debug.so" in run.stderr, run.stderr
+    small = folder / "obj/small.o"
+    assert {path.name for path in (folder / "obj").glob("*.o")} == {"small.o", "probe.debug.o"}
+    first = small.stat().st_mtime_ns
+    assert [row["kernel"] for row in rows(checkout, "120")] == ["tv_small"] and small.stat().st_mtime_ns == first
+    found = [ctypes.CDLL(str(folder / f"libtreeverify{kind}.so")).checks() for kind in ("", "-debug")]
+    assert found == [0, 1]
 
 
 def test_apply_builds_records_and_reverts(checkout: Checkout) -> None:

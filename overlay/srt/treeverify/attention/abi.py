@@ -32,6 +32,7 @@ class VerifyParams(ctypes.Structure):
         *((name, _F32) for name in ("sm_scale", "logit_cap")),
         ("kv_dtype", _I32),
         ("k_scale", _F32),
+        ("slots", _I64),
     ]
 
 
@@ -49,6 +50,7 @@ class PrepParams(ctypes.Structure):
         *((name, _P) for name in ("kv_indptr", "kv_indices", "packed_mask")),
         *((name, _I64) for name in ("row_stride", "kv_capacity", "mask_numel")),
         *((name, _I32) for name in ("seq_len_bytes", "kv_index_bytes", "mask_kind", "raw_bs", "bs", "n")),
+        ("rows", _I64),
     ]
 
 

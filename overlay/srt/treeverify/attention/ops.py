@@ -165,6 +165,7 @@ def prep_params(a: PrepArgs) -> abi.PrepParams:
         raw_bs=a.raw_bs,
         bs=a.bs,
         n=a.n,
+        rows=a.req_to_token.shape[0],
     )
 
 
@@ -381,6 +382,7 @@ def verify_params(a: VerifyArgs) -> abi.VerifyParams:
         logit_cap=a.logit_cap,
         kv_dtype=paths.FP8.get(a.kv_buffer.dtype, _DTYPES[a.q_nope.dtype]),
         k_scale=a.k_scale if scaled else 1.0,
+        slots=a.kv_buffer.shape[0],
     )
 
 
