@@ -8,7 +8,8 @@
 
 #include "check.cuh"
 
-extern "C" __global__ void __launch_bounds__(tv::kCheckThreads) tv_check_verify(const __grid_constant__ TvVerifyParams p) {
+extern "C" __global__ void __launch_bounds__(tv::kCheckThreads)
+    tv_check_verify(const __grid_constant__ TvVerifyParams p) {
   tv::check_verify(p);
 }
 

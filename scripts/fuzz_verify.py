@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random verify steps against the float64 reference: any batch, heads, draft width, lengths, layout, mask, dtype, path.
 
-    python3 scripts/fuzz_verify.py --out results/fuzz.json                   # 20 000 cases, or --budget-s of them
-    python3 scripts/fuzz_verify.py --out … --seed 7 --only 1234              # one case again
-    python3 scripts/fuzz_verify.py --out … --device cpu --cases 50           # dry run: the ops' reference answers itself
+    python3 scripts/fuzz_verify.py --out results/fuzz.json             # 20 000 cases, or --budget-s of them
+    python3 scripts/fuzz_verify.py --out … --seed 7 --only 1234        # one case again
+    python3 scripts/fuzz_verify.py --out … --device cpu --cases 50     # dry run: the reference answers itself
 
-Case i is drawn from SEED and i alone, so every failure can be run again by its number. Cases run in batches of 200; what
-a batch found is kept in OUT with .jsonl for .json, and a run that was cut off, or whose budget ended (exit 3), goes on
-with the next batch. First of all the masks of some cases are dropped, and the check must find those outputs wrong. Exit 1
-where a case fails: its arguments and its command are printed.
+Case i is drawn from SEED and i alone, so every failure can be run again by its number. Cases run in batches of 200;
+what a batch found is kept in OUT with .jsonl for .json, and a run that was cut off, or whose budget ended (exit 3),
+goes on with the next batch. First of all the masks of some cases are dropped, and the check must find those outputs
+wrong. Exit 1 where a case fails: its arguments and its command are printed.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.check:
         if path.exists() and path.read_text(encoding="utf-8") == text:
             return 0
-        print(f"{path} is not made of these reports: run python3 {Path(sys.argv[0]).name} {args.folder}", file=sys.stderr)
+        print(f"{path} is not made of these reports: run scripts/results_page.py {args.folder}", file=sys.stderr)
         return 1
     path.write_text(text, encoding="utf-8")
     print(path)

@@ -7,8 +7,8 @@ goes by time stamps, rebuilds by content: a fresh checkout or a touched file com
 A unit that is of use on some architectures only says so near its top: `// tv-arches: 80 90 90a`. It gets machine code
 for those alone, and where none of them is wanted it is compiled with -DTV_HOST_ONLY for the sake of its host symbols.
 
-One that has `// tv-debug` there is compiled a second time, with -DTV_DEBUG, for the debug library: the other objects are
-those of the usual one.
+One that has `// tv-debug` there is compiled a second time, with -DTV_DEBUG, for the debug library: the other objects
+are those of the usual one.
 """
 
 from __future__ import annotations

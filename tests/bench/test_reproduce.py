@@ -44,7 +44,8 @@ def checkout(tmp_path: Path) -> Path:
     (scripts / "gpu").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "reproduce.sh", scripts)
     (scripts / "gpu" / "e2e.sh").write_text(E2E)
-    (scripts / "results_page.py").write_text("import sys\nopen('calls', 'a').write(' '.join(['page', *sys.argv[1:]]))\n")
+    page = "import sys\nopen('calls', 'a').write(' '.join(['page', *sys.argv[1:]]))\n"
+    (scripts / "results_page.py").write_text(page)
     (tmp_path / "build" / "gpu" / "site").mkdir(parents=True)
     return tmp_path
 

@@ -9,11 +9,12 @@ In a wave so many clients send one request after the other: prompts of 16 to 655
 streamed or not, greedy or sampled, with stop strings, left in mid-stream or aborted by name; every fifth wave is
 SGLang's own bench_serving. The number of clients changes from wave to wave.
 
-After a wave the scheduler must come to rest with every slot free or cached exactly once, no row of logits may have held a
-NaN, the log must not complain, and the memory at rest must not grow. Greedy outputs, of all requests whose ids the
-scheduler wrote down, are scored by the target alone, with judge.py's margin; a server whose mask is dropped must go
-beyond it. A piece that is cut off resumes with the wave it was in, on a machine with the same card, OUT and work folder.
-Exit 3: not all waves have run, or not all outputs are judged; run it again. A failed wave stays: remove OUT.jsonl.
+After a wave the scheduler must come to rest with every slot free or cached exactly once, no row of logits may have held
+a NaN, the log must not complain, and the memory at rest must not grow. Greedy outputs, some of every wave, whose token
+ids the scheduler wrote down, are scored by the target alone, with judge.py's margin; a server whose mask is dropped
+must go beyond it. A piece that is cut off resumes with the wave it was in, on a machine with the same card, OUT and
+work folder. Exit 3: not all waves have run, or not all outputs are judged; run it again. A wave that failed stays so:
+to begin anew remove OUT with .jsonl for .json, and the work folder.
 """
 
 from __future__ import annotations
@@ -208,7 +209,8 @@ async def load(
             with folders.answers(server.name).open("a") as file:
                 file.writelines(json.dumps(answer) + "\n" for answer in greedy)
             row |= {**found, "faults": found["faults"][:5], "fault_count": len(found["faults"]), "pool": pool}
-            row |= {"complaints": complaints[:5], "piece": piece, "begin": round(begin, 2), "end": round(time.time(), 2)}
+            row |= {"complaints": complaints[:5], "piece": piece}
+            row |= {"begin": round(begin, 2), "end": round(time.time(), 2)}
             store.add(row | {"ok": verdict.wave_ok(row)})
             print(json.dumps({k: row[k] for k in ("server", "wave", "clients", "counts", "faults")}), flush=True)
             if not server.running():
@@ -249,7 +251,6 @@ def label_here() -> dict[str, Any]:
     """The card and the build that a row belongs to."""
     from bench.ddtree.modes import tree
     from bench.ddtree.rows import build
-
     from sglang.srt.treeverify.selftest import environment
 
     return {"card": environment()["card"], "build": build(tree(16))}

@@ -105,7 +105,8 @@ def fault(request: Ask, answer: Answer) -> str | None:
     if answer.prompt_tokens != len(request.prompt):
         return f"a prompt of {len(request.prompt)} tokens was counted as {answer.prompt_tokens}"
     if answer.finish == "length":
-        return None if answer.new_tokens == request.new_tokens else f"{answer.new_tokens} of {request.new_tokens} tokens"
+        whole = answer.new_tokens == request.new_tokens
+        return None if whole else f"{answer.new_tokens} of {request.new_tokens} tokens"
     if answer.finish != "stop":
         return f"it ended by {answer.finish!r}"
     if request.stop is None and not request.open_ended:

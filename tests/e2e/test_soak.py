@@ -17,14 +17,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 aiohttp = pytest.importorskip("aiohttp")  # it comes with SGLang
-from aiohttp import web  # noqa: E402
-
 import soak  # noqa: E402
 import soak_client as client  # noqa: E402
 import soak_judge  # noqa: E402
 import soak_server  # noqa: E402
 import soak_traffic as traffic  # noqa: E402
 import soak_verdict as verdict  # noqa: E402
+from aiohttp import web  # noqa: E402
 from bench.store import Store  # noqa: E402
 
 TEXT = traffic.Text([7 + i % 1000 for i in range(2 * traffic.LONGEST)], 0)

@@ -4,7 +4,8 @@
 #include "schedule.h"
 
 // What it prints is the first failure; what stops a GPU ends nothing here.
-#define printf(...) (emulator::block.error[0] ? 0 : snprintf(emulator::block.error, sizeof emulator::block.error, __VA_ARGS__))
+#define printf(...) \
+  (emulator::block.error[0] ? 0 : snprintf(emulator::block.error, sizeof emulator::block.error, __VA_ARGS__))
 #undef __trap
 #define __trap() (void)0
 #include "check.cuh"
@@ -39,5 +40,7 @@ const char* run(const void* p, int blocks, void (*body)()) {
 }  // namespace
 
 // Null, or what a debug build says.
-extern "C" const char* tv_emulate_check_verify(const TvVerifyParams* p) { return run(p, p->bs, thread<TvVerifyParams>); }
+extern "C" const char* tv_emulate_check_verify(const TvVerifyParams* p) {
+  return run(p, p->bs, thread<TvVerifyParams>);
+}
 extern "C" const char* tv_emulate_check_prep(const TvPrepParams* p) { return run(p, p->raw_bs, thread<TvPrepParams>); }
