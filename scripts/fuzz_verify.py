@@ -113,7 +113,7 @@ def run_one(drawn: Drawn, device: str) -> tuple[str, str, float, float]:
     case = make(drawn, device)
     error = reference.worst_row_error(case.run(), case.expected())
     pool = case.pool.dtype
-    name = paths.target(torch.device(device), case.path, pool).name
+    name = paths.target(torch.device(device), case.path, pool).of(drawn.n, drawn.heads).name
     return name, str(pool).removeprefix("torch."), error, TOLERANCE[pool]
 
 

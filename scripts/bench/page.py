@@ -87,9 +87,13 @@ def _part(folder: Path, section: Section, path: Path, draw: bool) -> str:
 
 
 def _goals(report: Report) -> list[str]:
-    mark = {True: "met", False: "**missed**", None: "open"}
-    lines = [f"| {goal['gate']} | {goal['goal']} | {goal['got']} | {mark[goal['met']]} |" for goal in report["gates"]]
-    return ["", "| goal | | reached | |", "|---|---|---|---|", *lines] if lines else []
+    """The goals; those with measurements missing are counted only."""
+    told = [goal for goal in report["gates"] if goal["met"] is not None]
+    lines = [f"| {goal['gate']} | {goal['goal']} | {goal['got']} | {'met' if goal['met'] else '**missed**'} |"
+             for goal in told]  # fmt: skip
+    table = ["", "| goal | | reached | |", "|---|---|---|---|", *lines] if lines else []
+    count = len(report["gates"]) - len(told)
+    return [*table, "", f"Goals that are open: {count}."] if count else table
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
@@ -129,6 +133,18 @@ def _host(report: Report) -> list[str]:
 
 def _ddtree(report: Report) -> list[str]:
     return [*trees.markdown(report).splitlines()[2:], *_goals(report)]
+
+
+def _kv(report: Report) -> list[str]:
+    moves = [row for row in report["rows"] if row["what"] == "move" and "us" in row]
+    rows = [[row["rows"], row["layers"], row["slots"], f"{row['us']:.1f}", f"{row['gbs']:.0f}", f"{row['of_copy']:.0%}"]
+            for row in moves]  # fmt: skip
+    head = ("rows", "layers", "slots", "µs", "GB/s, both ways", "of a copy's")
+    goals = [f"* {goal['goal']}: {goal['found']} ({'met' if goal['met'] else '**missed**'})" for goal in report["gates"]]
+    pays = [f"* {row['kv']} tokens, one layer: {row['random_us']:.1f} µs on random slots, {row['contiguous_us']:.1f} in a "
+            f"row; a move pays after {row['steps_to_pay']:.0f} steps"
+            for row in report["payback"] if row.get("steps_to_pay")]  # fmt: skip
+    return [*_table(head, rows), "", *goals, "", *pays] if rows else []
 
 
 def _long(report: Report) -> list[str]:
@@ -171,9 +187,10 @@ def _fuzz(report: Report) -> list[str]:
 
 
 SECTIONS = (
-    Section("Attention of a verify step", ("verify.json",), _attention, _draw_attention,
+    Section("Attention of a verify step", ("verify.json", "fp8.json"), _attention, _draw_attention,
             ("-latency.png", "-roofline.png")),
     Section("Host time", ("marshal.json",), _host),
+    Section("Moved KV", ("kv.json",), _kv),
     Section("DDTREE", ("ddtree.json", "speed.json"), _ddtree,
             lambda report, path: trees.draw(report, path.with_suffix(".png")), (".png",)),
     Section("A step at 100k tokens", ("long.json",), _long),

@@ -52,6 +52,9 @@ def test_sections_of_reports_that_are_not_recorded_yet(tmp_path: Path) -> None:
     goal = {"gate": "g", "goal": ">= 20", "got": None, "met": None}
     write("long.json", rows=[{"server": "ngram", "step_ms": 3.21, "stages_ms": {}}], gates=[goal])
     write("marshal.json", rows=[{"call": "mla_prep", "way": "packed", "median_us": 3.6, "p99_us": 4.0}])
+    move = {"what": "move", "rows": 256, "layers": 61, "slots": "random", "us": 17.8, "gbs": 2020.4, "of_copy": 0.746}
+    pays = {"kv": 32768, "random_us": 40.3, "contiguous_us": 39.2, "steps_to_pay": 17.9}
+    write("kv.json", rows=[move], gates=[{"goal": "g", "found": 1.3, "met": True}], payback=[pays])
     row = {"server": "s", "ok": False}
     waves = {"waves": 60, "complete": 5500, "batch_sizes": [1, 32], "aborted": 7, "left": 8, "stopped": 9}
     judged = {"judged_tokens": 100, "beyond_margin": 1, "margin": 0.25}
@@ -61,7 +64,8 @@ def test_sections_of_reports_that_are_not_recorded_yet(tmp_path: Path) -> None:
     write("fuzz.json", seed=5, cases=20_000, failed=0, rows=[path])
     text = page.text(tmp_path)
     for words in (
-        f"| {SERVERS['ngram'].what} | 3.21 |", "| g | >= 20 | None | open |", "| mla_prep | packed | 3.6 | 4.0 |",
+        f"| {SERVERS['ngram'].what} | 3.21 |", "Goals that are open: 1.", "| mla_prep | packed | 3.6 | 4.0 |",
+        "| 256 | 61 | random | 17.8 | 2020 | 75% |", "* g: 1.3 (met)", "a move pays after 18 steps",
         "s: 60 waves, 5500 requests, batches of 1 to 32", "1 of 100 tokens beyond", "1300 s, 5500 requests (x): ok",
         "Seed 5: 20000 random cases, 0 failed", "| hopper | bfloat16 | 9 | 2.50e-03 | 5e-03 |",
     ):  # fmt: skip

@@ -4,7 +4,7 @@
     python3 tests/e2e/soak.py --target DIR --draft DIR --work DIR --out OUT/soak.json --budget-s 460
 
 Servers are started as users start them and asked over HTTP, all of them side by side: `python -m sglang.launch_server`
-with a radix cache, CUDA graphs for batches of 1 to 32, and a pool that is too small for the longest requests together.
+with a radix cache, CUDA graphs for batches of 1 to 32, and a pool that holds few of the prompts that were served.
 In a wave so many clients send one request after the other: prompts of 16 to 65536 tokens, some with a common beginning,
 streamed or not, greedy or sampled, with stop strings, left in mid-stream or aborted by name; every fifth wave is
 SGLang's own bench_serving. The number of clients changes from wave to wave.
@@ -51,7 +51,7 @@ CLIENTS = (32, 1, 8, 2, 16, 4, 24, 3, 32, 12, 6)
 
 BENCH_EVERY, BENCH_PROMPTS = 5, 60
 BUCKETS = [1, 2, 4, 8, 16, 24, 32]
-START_S, REST_S, JUDGE_S = 150, 45, 150
+START_S, REST_S, JUDGE_S = 150, 30, 150
 """Seconds for a start; for the end of a wave and a stop; for the judge."""
 
 KEY = ("server", "wave", "card", "build")
@@ -70,20 +70,22 @@ class Soaked:
     """Else random weights of a large model's attention geometry, see bench/ddtree/models.py."""
     right: bool = True
     waves: int = WAVES
+    pool: int = 400_000
+    """Slots of its KV pool: the cache of earlier prompts is evicted all the time."""
 
 
 SERVERS = {
     "ddtree": Soaked(MODES["ddtree"].arguments),
     "ddtree_triton": Soaked(MODES["ddtree_triton"].arguments),
     "ngram": Soaked(MODES["ngram"].arguments),
-    "ddtree_long": Soaked(MODES["ddtree"].arguments, lengths=traffic.LONG, trained=False),
+    "ddtree_long": Soaked(MODES["ddtree"].arguments, lengths=traffic.LONG, trained=False, pool=1_200_000),
     "ddtree_mask_dropped": Soaked(
         MODES["ddtree"].arguments, MODES["ddtree_mask_dropped"].environment, right=False, waves=CONTROL_WAVES
     ),
 }
 ROOM: dict[str, Any] = {
     "skip_tokenizer_init": False, "disable_radix_cache": False, "cuda_graph_bs": BUCKETS, "cuda_graph_max_bs": 32,
-    "max_running_requests": 32, "max_total_tokens": 400_000, "context_length": traffic.LONGEST + 4096,
+    "max_running_requests": 32, "context_length": traffic.LONGEST + 4096,
     "schedule_conservativeness": 0.3, "mem_fraction_static": 0.8, "enable_cache_report": True,
 }  # fmt: skip
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
@@ -120,7 +122,7 @@ def vocabulary(target: Path) -> int:
 def arguments_of(soaked: Soaked, folders: Folders, port: int) -> dict[str, Any]:
     """Of the server; with random weights the trained target's tokenizer serves."""
     target, draft = folders.models(soaked)
-    own = {**ROOM, **soaked.arguments}
+    own = {**ROOM, "max_total_tokens": soaked.pool, **soaked.arguments}
     if not soaked.trained:
         own |= {"load_format": "dummy", "tokenizer_path": str(folders.target)}
     return engine_arguments(target, draft, port=port, nccl_port=port + 50, **own)
