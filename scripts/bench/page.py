@@ -140,9 +140,10 @@ def _kv(report: Report) -> list[str]:
     rows = [[row["rows"], row["layers"], row["slots"], f"{row['us']:.1f}", f"{row['gbs']:.0f}", f"{row['of_copy']:.0%}"]
             for row in moves]  # fmt: skip
     head = ("rows", "layers", "slots", "µs", "GB/s, both ways", "of a copy's")
-    goals = [f"* {goal['goal']}: {goal['found']} ({'met' if goal['met'] else '**missed**'})" for goal in report["gates"]]
-    pays = [f"* {row['kv']} tokens, one layer: {row['random_us']:.1f} µs on random slots, {row['contiguous_us']:.1f} in a "
-            f"row; a move pays after {row['steps_to_pay']:.0f} steps"
+    goals = [f"* {goal['goal']}: {goal['found']} ({'met' if goal['met'] else '**missed**'})"
+             for goal in report["gates"]]  # fmt: skip
+    pays = [f"* {row['kv']} tokens, one layer: {row['random_us']:.1f} µs on random slots, {row['contiguous_us']:.1f} in "
+            f"a row; a move pays after {row['steps_to_pay']:.0f} steps"
             for row in report["payback"] if row.get("steps_to_pay")]  # fmt: skip
     return [*_table(head, rows), "", *goals, "", *pays] if rows else []
 
