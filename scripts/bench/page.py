@@ -142,8 +142,8 @@ def _kv(report: Report) -> list[str]:
     head = ("rows", "layers", "slots", "µs", "GB/s, both ways", "of a copy's")
     goals = [f"* {goal['goal']}: {goal['found']} ({'met' if goal['met'] else '**missed**'})"
              for goal in report["gates"]]  # fmt: skip
-    pays = [f"* {row['kv']} tokens, one layer: {row['random_us']:.1f} µs on random slots, {row['contiguous_us']:.1f} in "
-            f"a row; a move pays after {row['steps_to_pay']:.0f} steps"
+    pays = [f"* {row['kv']} tokens, one layer: {row['random_us']:.1f} µs on random slots, {row['contiguous_us']:.1f} "
+            f"in a row; a move pays after {row['steps_to_pay']:.0f} steps"
             for row in report["payback"] if row.get("steps_to_pay")]  # fmt: skip
     return [*_table(head, rows), "", *goals, "", *pays] if rows else []
 

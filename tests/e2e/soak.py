@@ -258,7 +258,7 @@ def label_here() -> dict[str, Any]:
     return {"card": environment()["card"], "build": build(tree(16))}
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--target", type=Path, required=True, help="the MLA target")
     parser.add_argument("--draft", type=Path, required=True, help="its drafter")
@@ -267,7 +267,7 @@ def main() -> int:
     parser.add_argument("--servers", default=",".join(SERVERS), help="default: %(default)s")
     parser.add_argument("--budget-s", type=float, default=460, help="end cleanly before so many seconds")
     parser.add_argument("--port", type=int, default=35000)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     deadline, begin = time.time() + args.budget_s - 15, time.time()
     folders = Folders(args.target.resolve(), args.draft.resolve(), args.work.resolve())
     chosen = {name: SERVERS[name] for name in args.servers.split(",")}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import fuzz_verify as fuzz
@@ -34,7 +35,8 @@ def test_cases_are_of_every_kind_and_bounded() -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small cases, in one thread: others may use the cores."""
     monkeypatch.setattr(fuzz, "WORK", 20_000)
     monkeypatch.setattr(fuzz, "POSITIONS", 500)
     monkeypatch.setattr(fuzz, "PARTIALS", 1 << 16)
@@ -42,6 +44,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, "CONTROLS", 2)
     monkeypatch.setattr(fuzz, "WIDTHS", (1, 2, 9, 17))
     monkeypatch.setattr(fuzz, "HEADS", (1, 2, 3))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_a_dry_run_resumes_with_its_seed(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
