@@ -16,10 +16,10 @@ from judge import FACTOR, deficits, measure_gap, score  # noqa: E402
 from modes import engine_arguments  # noqa: E402
 from soak import SERVERS, Folders  # noqa: E402
 
-GAP = 48, 500_000
+GAP = 48, 300_000
 """Prompts on which the target's own rounding is measured, at most, and their tokens, about."""
 
-SCORED = 600, 2_000_000
+SCORED = 600, 1_000_000
 """The same of outputs that are scored, of a server."""
 
 BATCH = 8
