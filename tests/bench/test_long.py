@@ -31,7 +31,8 @@ ENGINE = """
             for _ in range(2):
                 print(line % (self.algorithm != "DFLASH"), file=sys.stderr)
             for tokens in (1, new):
-                yield {"index": 0, "meta_info": {"completion_tokens": tokens, "spec_verify_ct": new - 1}}
+                told = {"completion_tokens": tokens, "spec_verify_ct": new - 1, "cached_tokens": 9}
+                yield {"index": 0, "meta_info": told}
 
         def shutdown(self):
             pass

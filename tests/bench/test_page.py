@@ -25,9 +25,9 @@ def test_committed_pages_are_what_the_reports_say(folder: Path) -> None:
 def test_a_page_that_is_older_than_its_reports_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(RESULTS / "h200" / "ddtree", tmp_path / "ddtree")
     assert results_page.main([str(tmp_path)]) == 0 and results_page.main([str(tmp_path), "--check"]) == 0
-    report = json.loads((tmp_path / "ddtree" / "speed.json").read_text())
-    row = next(row for row in report["rows"] if row["stage"] == "speed")
-    (tmp_path / "ddtree" / "speed.json").write_text(json.dumps(report).replace(str(row["step_ms"]), "98765"))
+    report = json.loads((tmp_path / "ddtree" / "outputs.json").read_text())
+    report["rows"][0]["tokens_per_step"] = 98.7
+    (tmp_path / "ddtree" / "outputs.json").write_text(json.dumps(report))
     assert results_page.main([str(tmp_path), "--check"]) == 1
     assert "is not made of these reports" in capsys.readouterr().err
 
