@@ -78,6 +78,20 @@ class DraftTree:
         """bool [bs, n, n]: the mask, unpacked."""
         return unpack_mask(self.mask, self.mask.shape[1])
 
+    def walk_on_device(self, predicted: torch.Tensor) -> Walked:
+        """The path of each tree that the target itself takes; the host neither waits nor learns of it.
+
+        Args:
+            predicted: int64 [bs, n], the target's token after each node.
+        """
+        deep = self.depth + 1
+        result = torch.empty(predicted.shape[0], 2 * deep + 2, dtype=torch.int64, device=predicted.device)
+        self._walk(predicted, result)
+        return Walked((result[:, 0] + 1).to(torch.int32), result[:, 2 : 2 + deep], result[:, 2 + deep :])
+
+    def _walk(self, predicted: torch.Tensor, result: torch.Tensor) -> None:
+        _tree_walk(self.tokens, self.next_token, self.next_sibling, self.sizes, predicted, self.depth, result)
+
     def walk(self, predicted: torch.Tensor, scores: torch.Tensor | None = None) -> tuple[list[Path], list[float]]:
         """The path of each tree that the target itself takes. One copy to the host, which waits for the device.
 
@@ -92,8 +106,7 @@ class DraftTree:
         row = 2 * deep + 2
         promised = 0 if scores is None else scores.shape[1]
         copied = torch.empty(bs * row + promised, dtype=torch.int64, device=predicted.device)
-        result = copied[: bs * row].view(bs, row)
-        _tree_walk(self.tokens, self.next_token, self.next_sibling, self.sizes, predicted, self.depth, result)
+        self._walk(predicted, copied[: bs * row].view(bs, row))
         if scores is not None:
             torch.mean(scores.exp(), 0, dtype=torch.float64, out=copied[bs * row :].view(torch.float64))
         there = copied.cpu()
@@ -102,6 +115,22 @@ class DraftTree:
             for accepted, size, *nodes in there[: bs * row].view(bs, row).tolist()
         ]
         return paths, there[bs * row :].view(torch.float64).tolist()
+
+
+class Walked(NamedTuple):
+    """What the target took of each tree, on the device. Entries behind a length are -1."""
+
+    lengths: torch.Tensor
+    """int32 [bs], from 1: tokens committed, and new tokens."""
+    nodes: torch.Tensor
+    """int64 [bs, B]: root, then the accepted nodes in order."""
+    tokens: torch.Tensor
+    """int64 [bs, B]: the accepted tokens, then the target's own next one."""
+
+    @property
+    def bonus(self) -> torch.Tensor:
+        """int64 [bs]: the target's own next token, which the next step starts from."""
+        return self.tokens.gather(1, self.lengths.long()[:, None] - 1)[:, 0]
 
 
 class Path(NamedTuple):
