@@ -44,14 +44,14 @@ def _batch(step: Any, kind: str, backend: Any = None) -> Any:
     from sglang.srt.treeverify.attention.reference import pack_mask
     from sglang.srt.treeverify.ddtree.masks import form_for
     from sglang.srt.treeverify.ddtree.tree import DraftTree
-    from sglang.srt.treeverify.ddtree.verify_input import DDTreeVerifyInput
+    from sglang.srt.treeverify.ddtree.tree_input import TreeVerifyInput
 
     batch, bs, n = step.forward_batch("dflash"), step.bs, step.n
     longs, ints = torch.zeros(bs, n, dtype=torch.int64), torch.zeros(bs, n, dtype=torch.int32)
     mask = torch.stack([pack_mask(visible) for visible in step.visible])
     tree = DraftTree(longs, longs, ints, ints, mask, longs, longs, ints.float(), ints[:, 0] + n, n - 1)
     form = form_for(backend)
-    batch.spec_info = DDTreeVerifyInput(None, None, n, tree=tree, mask_form=form)
+    batch.spec_info = TreeVerifyInput(None, None, n, tree=tree, mask_form=form)
     if form.name == "FULL":
         batch.spec_info.custom_mask = step.full_mask()
     return batch

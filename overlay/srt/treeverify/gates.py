@@ -74,8 +74,9 @@ def drafts_trees(server_args: ServerArgs) -> bool:
 
 def verifying_backend(server_args: ServerArgs) -> str:
     """Name of the attention backend that runs TARGET_VERIFY, as HybridAttnBackend chooses it."""
-    prefill, decode = server_args.get_attention_backends()
-    return decode if server_args.speculative_attention_mode == "decode" else prefill
+    decodes = server_args.speculative_attention_mode == "decode"
+    own = server_args.decode_attention_backend if decodes else server_args.prefill_attention_backend
+    return own or server_args.attention_backend
 
 
 def plans(server_args: ServerArgs) -> bool:

@@ -94,7 +94,7 @@ def unmovable() -> list[str]:
 
     absent()
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
-    from sglang.srt.treeverify.ddtree.worker import _mover
+    from sglang.srt.treeverify.ddtree.layers import mover_of
     from sglang.srt.treeverify.gates import TreeRefused
 
     class IndexedPool(MLATokenToKVPool):
@@ -108,7 +108,7 @@ def unmovable() -> list[str]:
     said = []
     for pool in pools:
         try:
-            said.append(type(_mover(SimpleNamespace(token_to_kv_pool=pool))).__name__)
+            said.append(type(mover_of(SimpleNamespace(token_to_kv_pool=pool))).__name__)
         except TreeRefused as e:
             said.append(str(e))
     return said

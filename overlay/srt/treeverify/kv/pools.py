@@ -69,7 +69,7 @@ def tensors_of(pool: KVCache) -> list[torch.Tensor]:
         return [*pool.k_buffer, *pool.v_buffer]
     raise Unmovable(
         f"treeverify: rows of {type(pool).__name__} cannot be moved, only those of MLATokenToKVPool and "
-        "MHATokenToKVPool; pass --page-size 1, with which nothing is moved"
+        "MHATokenToKVPool"
     )
 
 

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
+
+SPEC_V2 = False
+"""Whether workers are of SGLang's spec v2: the scheduler reserves their slots, and runs ahead of the device."""
 
 
 def attention_ranks() -> int:
@@ -19,3 +23,17 @@ def attention_ranks() -> int:
 def kv_ranks(server_args: ServerArgs) -> int:
     """GPUs that share the KV of a request; this release has no decode context parallelism."""
     return 1
+
+
+def is_recurrent(runner: ModelRunner) -> bool:
+    """Whether the model has layers with a state (Mamba, linear attention)."""
+    return runner.mambaish_config is not None or hasattr(runner.attn_backend, "update_mamba_state_after_mtp_verify")
+
+
+def choose_draft_backend(server_args: ServerArgs) -> None:
+    """Fills in the drafter's attention backend as DFLASH does; this release does so in the worker."""
+
+
+def resolved(server_args: ServerArgs) -> Any:
+    """The arguments with what SGLang has decided so far: this release writes that into them."""
+    return server_args

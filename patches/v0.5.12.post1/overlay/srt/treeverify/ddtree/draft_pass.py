@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.common import get_last_loc
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
+
+from .blocks import Blocks
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -30,9 +31,7 @@ class DraftPass:
         spec_info: tells its attention backend that blocks come.
         mask_token: stands where a token is to be drafted.
         """
-        self._runner, self._spec_info, self._mask_token = runner, spec_info, mask_token
-        self._offsets = torch.arange(spec_info.draft_token_num, dtype=torch.int64, device=device)
-        self._ids = self._offsets.new_empty((0, spec_info.draft_token_num))
+        self._runner, self._blocks = runner, Blocks(spec_info, mask_token, device)
 
     def __call__(self, batch: ScheduleBatch, draft: DFlashDraftInput, embed: Any) -> torch.Tensor:
         """Drafts behind the bonus tokens.
@@ -47,10 +46,8 @@ class DraftPass:
         Raises:
             RuntimeError: the pool has no room for the block, which is given back at once.
         """
-        bs, block = batch.batch_size(), self._spec_info.draft_token_num
-        ids = self._blocks(bs)
-        ids[:, 0].copy_(draft.bonus_tokens)
-        embeds = embed(ids)
+        bs, block = batch.batch_size(), self._blocks.size
+        given = self._blocks(draft.bonus_tokens, batch.seq_lens, embed)
         lens, lens_cpu = draft.draft_seq_lens, batch.seq_lens_cpu.to(torch.int32)
         allocator = self._runner.token_to_kv_pool_allocator
         before = allocator.backup_state()
@@ -69,22 +66,12 @@ class DraftPass:
                 )
             assign_req_to_token_pool_func(rows, table, lens, lens + block, slots, bs)
             blocks = ForwardBatch(
-                forward_mode=ForwardMode.TARGET_VERIFY, batch_size=bs, input_ids=ids.view(-1),
-                input_embeds=embeds.view(bs * block, -1), positions=(batch.seq_lens[:, None] + self._offsets).view(-1),
-                req_pool_indices=rows, seq_lens=lens, seq_lens_cpu=lens_cpu, seq_lens_sum=int(lens_cpu.sum()),
+                **given, req_pool_indices=rows, seq_lens=lens, seq_lens_cpu=lens_cpu, seq_lens_sum=int(lens_cpu.sum()),
                 out_cache_loc=slots, req_to_token_pool=self._runner.req_to_token_pool,
                 token_to_kv_pool=self._runner.token_to_kv_pool, attn_backend=self._runner.attn_backend,
-                spec_algorithm=SpeculativeAlgorithm.DFLASH, spec_info=self._spec_info,
-                capture_hidden_mode=CaptureHiddenMode.NULL,
             )  # fmt: skip
             with torch.inference_mode():
                 hidden = self._runner.forward(blocks).logits_output.hidden_states
         finally:
             allocator.restore_state(before)
         return hidden.view(bs, block, -1)
-
-    def _blocks(self, bs: int) -> torch.Tensor:
-        """int64 [bs, B]: mask tokens, but for the first of each."""
-        if self._ids.shape[0] < bs:
-            self._ids = self._ids.new_full((2 * bs, self._ids.shape[1]), self._mask_token)
-        return self._ids[:bs]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,15 @@ from sglang.srt.speculative.dflash_worker import DFlashWorker
 
 from .. import ranks
 from ..gates import TreeRefused, switched_on
-from ..kv.pools import Mover, Unmovable
 from ..kv.upkeep import DEFRAG, Upkeep
 from .algorithm import NAME
 from .budget.start import Adaptive, start
+from .candidates import topk
 from .draft_kv import DraftKV
 from .draft_pass import DraftPass
 from .drafting import MAX_BATCH, Drafting
 from .head import TopKHead
+from .layers import mover_of, refuse_layers
 from .masks import MaskForm, form_for
 from .stats import Stats
 from .tree import Candidates, DraftTree
@@ -33,14 +33,12 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ModelWorkerBatch, ScheduleBatch
     from sglang.srt.managers.scheduler import GenerationBatchResult
     from sglang.srt.managers.tp_worker import TpModelWorker
-    from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.dflash_info import DFlashDraftInput
 
-logger = logging.getLogger(__name__)
+    from ..kv.pools import Mover
 
-TOPK = "TREEVERIFY_DDTREE_TOPK"
-"""Candidates a position; the budget where unset. 1 drafts the chain that DFLASH drafts."""
+logger = logging.getLogger(__name__)
 
 
 class DDTreeWorker(DFlashWorker):
@@ -62,7 +60,7 @@ class DDTreeWorker(DFlashWorker):
 
     def __init__(self, server_args: ServerArgs, *, target_worker: TpModelWorker, **place: Any) -> None:
         target = target_worker.model_runner
-        _refuse(target)
+        refuse_layers(target)
         self._mask_form = form_for(target.attn_backend)
         super().__init__(server_args=_drafter_args(server_args), target_worker=target_worker, **place)
         self.server_args = server_args
@@ -82,7 +80,7 @@ class DDTreeWorker(DFlashWorker):
         self._draft_pass = DraftPass(
             self.draft_model_runner, self._draft_block_spec_info, self._mask_token_id, self.device
         )
-        self._mover = _mover(target) if self.page_size > 1 else None
+        self._mover = mover_of(target) if self.page_size > 1 else None
         self._draft_kv = DraftKV.of(self, target.model_config.context_len)
         if self._draft_kv is None:
             logger.info(
@@ -236,37 +234,6 @@ class DDTreeWorker(DFlashWorker):
             promise=promise,
         )
         return self._step
-
-
-def _refuse(target: ModelRunner) -> None:
-    """Raises TreeRefused for layers that take rows for positions: siblings would be each other's past."""
-    if target.mambaish_config is not None or hasattr(target.attn_backend, "update_mamba_state_after_mtp_verify"):
-        layers = "recurrent layers (Mamba, linear attention), whose state follows one chain"
-    elif target.sliding_window_size is not None:
-        layers = "sliding-window layers, whose window counts rows and not positions"
-    else:
-        return
-    raise TreeRefused(f"treeverify: {NAME} cannot serve a target with {layers}; pass --speculative-algorithm DFLASH")
-
-
-def _mover(target: ModelRunner) -> Mover:
-    """Raises TreeRefused where the target's KV cannot be moved."""
-    try:
-        return Mover(target.token_to_kv_pool)
-    except Unmovable as e:
-        raise TreeRefused(str(e)) from e
-
-
-def topk(budget: int, vocabulary: int) -> int:
-    """Candidates a position: no more than the budget can matter (arXiv 2604.12989, lemma 1).
-
-    Raises:
-        ValueError: the environment asks for none.
-    """
-    wanted = os.environ.get(TOPK, "")
-    if wanted and (not wanted.isdigit() or int(wanted) < 1):
-        raise ValueError(f"treeverify: {TOPK} is {wanted!r}, expected a number of candidates from 1, or nothing")
-    return min(int(wanted) if wanted else budget, budget, vocabulary)
 
 
 def _drafter_args(server_args: ServerArgs) -> ServerArgs:

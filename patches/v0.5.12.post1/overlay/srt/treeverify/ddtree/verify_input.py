@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 from ..attention.reference import full_mask
 from . import penalties
 from .commit import Commit, accept
 from .masks import MaskForm
 from .sampling import predict
-from .tree import DraftTree, Path
+from .tree_input import TreeVerifyInput
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -25,16 +24,15 @@ if TYPE_CHECKING:
     from ..kv.pools import Mover
     from .budget.controller import Budget
     from .stats import Stats
+    from .tree import Path
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class DDTreeVerifyInput(DFlashVerifyInput):
-    """DFLASH's verify input with trees in place of chains."""
+class DDTreeVerifyInput(TreeVerifyInput):
+    """Drafted trees, and what verify() needs beside them."""
 
-    tree: DraftTree | None = None
-    mask_form: MaskForm = MaskForm.FULL
     sampler: Sampler | None = None
     """The target's."""
     stats: Stats | None = None
@@ -46,12 +44,6 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     """fp32 [bs, >= n]: scores of these trees or of larger ones, where the budget listens."""
     committed: torch.Tensor | None = None
     """int64 [sum of lengths]: positions of the tokens that verify() committed, which are in batch.out_cache_loc."""
-
-    @property
-    def packed_mask(self) -> torch.Tensor | None:
-        """int64 [bs, n, ceil(n / 64)] where treeverify's kernels verify, else None (custom_mask holds it)."""
-        assert self.tree is not None
-        return self.tree.mask if self.mask_form is MaskForm.PACKED else None
 
     def prepare_for_verify(self, batch: ScheduleBatch, page_size: int, *, build_custom_mask: bool = True) -> None:
         """Allocates a slot for every node, maps them behind each request's prefix, and makes the mask."""
