@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0004: DDTREE is registered, checks its arguments, and a step commits exactly the path that the target takes."""
+"""0004: a step of DDTREE commits exactly the path that the target takes; ../test_ddtree.py has what all pins share."""
 
 from __future__ import annotations
 
@@ -9,108 +9,6 @@ from typing import Any
 
 import pytest
 from worker import Worker
-
-DRAFTER = str(Path(__file__).resolve().parents[2] / "data" / "tiny_mla" / "draft")  # its block size is 8
-
-
-def questions() -> dict[str, list[Any]]:
-    """Every question of a built-in algorithm, answered by DDTREE and by DFLASH."""
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    ours, dflash = SpeculativeAlgorithm.from_string("ddtree"), SpeculativeAlgorithm.DFLASH
-    names = [name for name in dir(SpeculativeAlgorithm) if name.startswith(("is_", "supports_"))]
-    names += [name for name in dir(dflash) if name.startswith(("is_", "supports_"))]
-    return {name: [getattr(ours, name)(), getattr(dflash, name)()] for name in names}
-
-
-def test_every_question_is_answered_as_dflash_answers_it(patched: Worker) -> None:
-    answers = patched(questions)
-    assert len(answers) >= 8
-    assert all(ours == dflash for ours, dflash in answers.values()), answers
-
-
-def from_stock() -> str:
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    try:
-        return repr(SpeculativeAlgorithm.from_string("DDTREE"))
-    except ValueError as e:
-        return str(e)
-
-
-def test_stock_sglang_does_not_know_it(stock: Worker) -> None:
-    assert "Unknown" in stock(from_stock)
-
-
-def completed(**changes: Any) -> dict[str, Any] | str:
-    """The speculative arguments after ServerArgs' own checks of them, or what was refused."""
-    from mla_rig import server_args
-
-    args = server_args(speculative_algorithm="DDTREE", **changes)
-    try:
-        args._handle_speculative_decoding()
-    except ValueError as e:
-        return str(e)
-    names = ("num_draft_tokens", "dflash_block_size", "num_steps", "eagle_topk")
-    found = {name: getattr(args, f"speculative_{name}") for name in names}
-    return {**found, "overlap": not args.disable_overlap_schedule, "running": args.max_running_requests}
-
-
-@pytest.mark.parametrize(
-    "given, width",
-    [
-        ({}, 16),
-        ({"speculative_num_draft_tokens": 64}, 64),
-        ({"speculative_dflash_block_size": 8}, 16),
-        *(({"page_size": page}, 16) for page in (16, 32, 64)),
-    ],
-)
-def test_what_is_left_out_is_filled_in(patched: Worker, given: dict[str, Any], width: int) -> None:
-    found = patched(completed, speculative_draft_model_path=DRAFTER, **given)
-    assert found == {
-        "num_draft_tokens": width, "dflash_block_size": 8, "num_steps": 1, "eagle_topk": 1, "overlap": False,
-        "running": 48,
-    }  # fmt: skip
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"speculative_draft_model_path": None}, "--speculative-draft-model-path"),
-    ({"speculative_num_draft_tokens": 1}, "budget of 0"),
-    ({"speculative_num_draft_tokens": 7}, "block of 8"),
-    ({"speculative_num_draft_tokens": 257}, "256"),
-    ({"speculative_dflash_block_size": 16}, "not the drafter's 8"),
-    ({"enable_dp_attention": True}, "--enable-dp-attention"),
-    ({"pp_size": 2}, "--pp-size 1"),
-    ({"page_size": 128}, "--page-size 1"),
-    ({"page_size": 8}, "page sizes 1, 16, 32, 64, got 8"),
-    ({"attention_backend": "fa3"}, "flashinfer or triton"),
-    ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
-    ({"enable_pdmux": True}, "--enable-pdmux"),
-    ({"speculative_num_steps": 3}, "--speculative-num-steps"),
-    ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk"),
-    ({"speculative_accept_threshold_single": 0.5}, "--speculative-accept-threshold"),
-    ({"speculative_draft_window_size": 4}, "--speculative-draft-window-size"),
-    ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
-]
-
-
-@pytest.mark.parametrize("given, told", REFUSED, ids=lambda value: "" if isinstance(value, str) else [*value][0])
-def test_wrong_arguments_are_refused_with_the_way_out(patched: Worker, given: dict[str, Any], told: str) -> None:
-    found = patched(completed, **{"speculative_draft_model_path": DRAFTER, **given})
-    assert isinstance(found, str) and found.startswith("DDTREE") and told in found, found
-
-
-def dflash_arguments() -> dict[str, Any] | str:
-    from mla_rig import server_args
-
-    path = str(Path(__file__).resolve().parents[2] / "data" / "tiny_mla" / "draft")
-    args = server_args(speculative_algorithm="DFLASH", speculative_draft_model_path=path)
-    args._handle_speculative_decoding()
-    return {k: v for k, v in vars(args).items() if k.startswith("speculative") and not k.endswith("path")}
-
-
-def test_dflash_stays_as_it_was(patched: Worker, stock: Worker) -> None:
-    assert patched(dflash_arguments) == stock(dflash_arguments)
 
 
 def policy(algorithm: str) -> bool:
@@ -415,56 +313,18 @@ def test_penalties_follow_a_nodes_own_path(patched: Worker, parameters: dict[str
     assert found["output"][1] == plain["output"][1], "to the request that asks for it"
 
 
-def refusals() -> dict[str, Any]:
-    """What the worker's own checks say of kinds of layers, and where they end requests."""
+def room() -> list[int]:
+    """Where the worker ends requests whose mask Triton's graphs hold."""
     from absent_kernels import absent
 
     absent()
     from sglang.srt.treeverify.ddtree import worker
-    from sglang.srt.treeverify.gates import TreeRefused
-
-    def told(**target: Any) -> str:
-        given = {"mambaish_config": None, "sliding_window_size": None, "attn_backend": object(), **target}
-        try:
-            return str(worker._refuse(SimpleNamespace(**given)))
-        except TreeRefused as e:
-            return str(e)
 
     ours = object.__new__(worker.DDTreeWorker)
     ours.__dict__.update(_width=16, target_worker=SimpleNamespace(max_req_len=999, max_req_input_len=994))
     ours._leave_room(1000)
-    return {
-        "plain": told(), "mamba": told(mambaish_config=object()), "window": told(sliding_window_size=128),
-        "room": [ours.target_worker.max_req_len, ours.target_worker.max_req_input_len],
-    }  # fmt: skip
+    return [ours.target_worker.max_req_len, ours.target_worker.max_req_input_len]
 
 
-def test_layers_that_take_rows_for_positions_are_refused(patched: Worker) -> None:
-    found = patched(refusals)
-    assert found["plain"] == "None"
-    assert "recurrent" in found["mamba"] and "sliding-window" in found["window"]
-    assert found["room"] == [984, 979]
-
-
-def attached(backend: str) -> str:
-    """How the real backend takes a tree's mask, or that it is refused."""
-    from mla_rig import Rig
-    from sglang.srt.treeverify.ddtree.masks import form_for
-    from sglang.srt.treeverify.gates import TreeRefused
-
-    if backend == "flashinfer_mla":
-        return str(form_for(Rig(speculative_algorithm="DDTREE").backend()).name)
-    named = type(backend, (), {})()
-    try:
-        return str(form_for(named).name)
-    except TreeRefused as e:
-        return str(e)
-
-
-@pytest.mark.parametrize("backend, form", [("flashinfer_mla", "PACKED"), ("TritonAttnBackend", "FULL")])
-def test_backends_that_honour_masks(patched: Worker, backend: str, form: str) -> None:
-    assert patched(attached, backend=backend) == form
-
-
-def test_backends_that_ignore_masks_are_refused(patched: Worker) -> None:
-    assert "--attention-backend" in patched(attached, backend="FlashAttentionBackend")
+def test_requests_end_a_tree_before_the_context(patched: Worker) -> None:
+    assert patched(room) == [984, 979]

@@ -53,20 +53,6 @@ def test_trees_over_kv_that_several_gpus_share_are_refused(patched: Worker) -> N
     assert "--dcp-size spreads a request's KV over GPUs. Drop --dcp-size" in said
 
 
-def ddtree() -> str:
-    """What SGLang says of the algorithm that this pin does not have yet."""
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    try:
-        return str(SpeculativeAlgorithm.from_string("DDTREE"))
-    except ValueError as error:
-        return str(error)
-
-
-def test_ddtree_is_no_algorithm_here_yet(patched: Worker) -> None:
-    assert "DDTREE" in patched(ddtree) and "Unknown" in patched(ddtree)
-
-
 def overrated(known: bool) -> dict[str, float]:
     """DFLASH's worker hands over host lengths with the block in them; or there are none. Eager, then a replay."""
     import torch

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -107,3 +108,40 @@ def flashmla_is_served(rig: Any) -> bool:
 def mask_room(backend: Any) -> int:
     """Elements that a backend holds ready for masks and positions written after its metadata."""
     return sum(0 if part is None else part.numel() for part in backend.get_verify_buffers_to_fill_after_draft())
+
+
+def complete_speculative(args: Any) -> None:
+    """ServerArgs' own checks of its speculative arguments."""
+    args._handle_speculative_decoding()
+
+
+def model_runner(recurrent: bool, window: int | None) -> Any:
+    """A runner as far as its layers tell."""
+    return SimpleNamespace(
+        mambaish_config=object() if recurrent else None, sliding_window_size=window, attn_backend=object()
+    )
+
+
+def decode_reporter(draft_worker: Any, handler: Any) -> Any:
+    """Calls the scheduler's real report of a decode step, whose log lines go to `handler`; four steps took nine."""
+    import logging
+    import time
+
+    from sglang.srt.observability.scheduler_metrics_mixin import SchedulerMetricsMixin, logger
+    from sglang.srt.server_args import get_global_server_args
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    pool = SimpleNamespace(get_decode_usage_msg_parts=lambda: ["#token: 1"], update_scheduler_stats=lambda _: None)
+    batch = SimpleNamespace(reqs=[], forward_iter=1, batch_size=lambda: 2, dp_cooperation_info=None)
+    scheduler = SimpleNamespace(
+        server_args=get_global_server_args(), running_batch=batch, spec_algorithm=SpeculativeAlgorithm.DFLASH,
+        draft_worker=draft_worker, spec_num_accept_tokens=9, spec_num_forward_ct=4, spec_total_num_accept_tokens=0,
+        spec_total_num_forward_ct=0, current_scheduler_metrics_enabled=False, is_stats_logging_rank=True,
+        enable_mfu_metrics=False, forward_ct_decode=0, last_decode_stats_tic=time.perf_counter() - 1,
+        num_generated_tokens=5, get_pool_stats=lambda: pool, waiting_queue=[], disaggregation_mode=None,
+        _graph_backend_label="cuda graph", fwd_occupancy=0.0, forward_ct=1, is_hybrid_swa=False,
+        scheduler_status_logger=None, _publish_kv_events=lambda: None,
+    )  # fmt: skip
+    return lambda: SchedulerMetricsMixin.report_decode_stats(scheduler, True, batch)

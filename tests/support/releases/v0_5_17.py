@@ -127,3 +127,50 @@ def flashmla_is_served(rig: Any) -> bool:
 def mask_room(backend: Any) -> int:
     """Elements that a backend holds ready for masks written after its metadata."""
     return 0 if backend.verify_mask is None else backend.verify_mask.buffer.numel()
+
+
+def complete_speculative(args: Any) -> None:
+    """ServerArgs' own checks of its speculative arguments; on a CPU they refuse DFLASH by its device."""
+    from sglang.srt.arg_groups.speculative_hook import handle_speculative_decoding
+
+    args.device = "cuda"
+    handle_speculative_decoding(args)
+
+
+def model_runner(recurrent: bool, window: int | None) -> Any:
+    """A runner as far as its layers tell."""
+    from transformers import PretrainedConfig
+
+    hf_config = PretrainedConfig()
+    config = SimpleNamespace(hf_config=hf_config, linear_attn_registry_result=None)
+    if recurrent:
+        config.linear_attn_registry_result = (None, object())
+    return SimpleNamespace(model_config=config, sliding_window_size=window)
+
+
+def decode_reporter(draft_worker: Any, handler: Any) -> Any:
+    """Calls the scheduler's real report of a decode step, whose log lines go to `handler`; four steps took nine."""
+    import logging
+    import time
+
+    from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter, logger
+    from sglang.srt.server_args import get_global_server_args
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    pool = SimpleNamespace(get_decode_usage_msg_parts=lambda: ["#token: 1"], update_scheduler_stats=lambda _: None)
+    batch = SimpleNamespace(reqs=[], forward_iter=1, batch_size=lambda: 2, dp_cooperation_info=None)
+    scheduler = SimpleNamespace(
+        server_args=get_global_server_args(), running_batch=batch, spec_algorithm=SpeculativeAlgorithm.DFLASH,
+        draft_worker=draft_worker, pool_stats_observer=SimpleNamespace(get_pool_stats=lambda: pool), waiting_queue=[],
+        disaggregation_mode=None, forward_ct=1, kv_events_publisher=SimpleNamespace(publish_kv_events=lambda: None),
+    )  # fmt: skip
+    reporter = SimpleNamespace(
+        scheduler=scheduler, spec_num_accept_tokens=9, spec_num_forward_ct=4, spec_num_block_accept_tokens=0,
+        spec_num_cap_tokens=0, spec_total_num_accept_tokens=0, spec_total_num_forward_ct=0, fwd_occupancy=0.0,
+        current_scheduler_metrics_enabled=False, is_stats_logging_rank=True, enable_mfu_metrics=False,
+        forward_ct_decode=0, decode_log_interval=1, last_decode_stats_tic=time.perf_counter() - 1,
+        num_generated_tokens=5, _graph_backend_label="cuda graph", _publish_kv_events=lambda: None,
+    )  # fmt: skip
+    return lambda: SchedulerMetricsReporter.report_decode_stats(reporter, True, batch)

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from ..compat import SPEC_V2, choose_draft_backend, resolved
+
 if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -40,9 +43,26 @@ class DDTreeAlgorithm(CustomSpecAlgo):
     def is_dflash(self) -> bool:
         return True
 
+    def is_dflash_family(self) -> bool:
+        return True
+
+    def supports_target_verify_for_draft(self) -> bool:
+        return True
+
+    def supports_grammar_overlap(self) -> bool:
+        return True
+
+    def get_num_tokens_per_req_for_target_verify(self, num_draft_tokens: int, is_draft_worker: bool) -> int:
+        """Tokens of a request in a pass: the drafter's is over a block, whatever the trees' size."""
+        if not is_draft_worker:
+            return num_draft_tokens
+        from sglang.srt.server_args import get_global_server_args
+
+        return int(get_global_server_args().speculative_dflash_block_size)
+
     def __getattr__(self, name: str) -> Any:
         """Questions that SGLang asks of built-in algorithms only."""
-        if not name.startswith(("is_", "supports_")):
+        if name.startswith("_"):
             raise AttributeError(name)
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -52,7 +72,10 @@ class DDTreeAlgorithm(CustomSpecAlgo):
 def register(algorithms: Any) -> None:
     """Makes DDTREE known to SpeculativeAlgorithm, which is given: its own module calls this."""
 
-    algorithms.register(NAME, validate_server_args=complete, spec_class=DDTreeAlgorithm)(_worker)
+    register = algorithms.register(
+        NAME, supports_overlap=SPEC_V2, validate_server_args=complete, spec_class=DDTreeAlgorithm
+    )
+    register(_worker)
 
 
 def _worker(server_args: ServerArgs) -> type:
@@ -68,13 +91,29 @@ def is_served() -> bool:
     return bool(get_global_server_args().speculative_algorithm == NAME)
 
 
+def turned_away(req: Req) -> str | None:
+    """Why a request that DFLASH would take cannot be served, None where it can.
+
+    DFLASH of spec v2 ignores what is named here; so the state that it needs is not kept.
+    """
+    if not is_served():
+        return None
+    asked, how = req.sampling_params, "DDTREE of this release does not support {}; drop it from the request."
+    for name, off in (
+        ("frequency_penalty", 0.0), ("presence_penalty", 0.0), ("repetition_penalty", 1.0), ("min_new_tokens", 0),
+    ):  # fmt: skip
+        if getattr(asked, name) != off:
+            return how.format(name)
+    return None
+
+
 def complete(args: ServerArgs) -> None:
     """Checks the arguments of a DDTREE server and fills in what was left out, in place.
 
     Raises:
         ValueError: arguments that do not go together; the message says which and what to pass instead.
     """
-    _refuse(args)
+    _refuse(resolved(args))
     block = args.speculative_dflash_block_size = _block_size(args)
     width = args.speculative_num_draft_tokens = _width(args, block)
     window = args.speculative_draft_window_size
@@ -85,18 +124,23 @@ def complete(args: ServerArgs) -> None:
         )
     # SGLang's accounting reads these two; they mean nothing to a drafter without steps.
     args.speculative_num_steps = args.speculative_eagle_topk = 1
-    args.disable_overlap_schedule, args.enable_mixed_chunk = True, False
+    args.enable_mixed_chunk = False
+    if not SPEC_V2:
+        args.disable_overlap_schedule = True
+    choose_draft_backend(args)
     if args.max_running_requests is None:
         args.max_running_requests = MAX_RUNNING
     logger.info(
-        "%s: trees of %d tokens (budget %d) from blocks of %d; at most %d requests at a time; overlap scheduling and "
-        "mixed chunked prefill are off.", NAME, width, width - 1, block, args.max_running_requests,
+        "%s: trees of %d tokens (budget %d) from blocks of %d; at most %d requests at a time; mixed chunked prefill is "
+        "off%s.", NAME, width, width - 1, block, args.max_running_requests,
+        ", and so is overlap scheduling" if args.disable_overlap_schedule else "",
     )  # fmt: skip
 
 
 def _refuse(args: ServerArgs) -> None:
     """Raises ValueError for what DDTREE cannot serve."""
     from ..gates import switched_on, verifying_backend
+    from ..kv.upkeep import DEFRAG
     from .budget.widths import ADAPT
 
     backend = verifying_backend(args)
@@ -113,6 +157,14 @@ def _refuse(args: ServerArgs) -> None:
         "of these": args.page_size not in (None, *PAGE_SIZES),
         f"would have its tree mask ignored by the {backend} attention backend: pass --attention-backend "
         + " or ".join(BACKENDS): backend not in (None, *BACKENDS),
+        "has no window of the drafter's KV in this release: drop --speculative-draft-window-size": (
+            SPEC_V2 and args.speculative_draft_window_size is not None
+        ),
+        "has no trtllm_mha drafter in this release: pass --speculative-draft-attention-backend flashinfer": (
+            SPEC_V2 and args.speculative_draft_attention_backend == "trtllm_mha"
+        ),
+        f"does not adapt its trees in this release: unset {ADAPT}": SPEC_V2 and switched_on(ADAPT),
+        f"does not move running requests' slots in this release: unset {DEFRAG}": SPEC_V2 and switched_on(DEFRAG),
         f"needs CUDA graphs to adapt its trees: drop --disable-cuda-graph, or unset {ADAPT}": (
             switched_on(ADAPT) and args.disable_cuda_graph
         ),

@@ -7,19 +7,22 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.scheduler import Scheduler
-
     from .stats import Report
 
 
-def decode_report(scheduler: Scheduler) -> str:
-    """What the decode log line adds under DDTREE, else nothing. Sets the gauges where metrics are on."""
-    stats = getattr(scheduler.draft_worker, "tree_stats", None)
+def decode_report(reporter: Any, draft_worker: Any) -> str:
+    """What the decode log line adds under DDTREE, else nothing. Sets the gauges where metrics are on.
+
+    Args:
+        reporter: SGLang's, of scheduler metrics.
+        draft_worker: the scheduler's, of whatever algorithm.
+    """
+    stats = getattr(draft_worker, "tree_stats", None)
     if stats is None:
         return ""
-    report = stats.report()
-    if scheduler.current_scheduler_metrics_enabled:
-        _publish(report, scheduler.metrics_collector.labels)
+    report: Report = stats.report()
+    if reporter.current_scheduler_metrics_enabled:
+        _publish(report, reporter.metrics_collector.labels)
     return report.line()
 
 

@@ -64,8 +64,9 @@ def _adjust(logits: torch.Tensor, sampling: SamplingBatchInfo, tree: DraftTree) 
 
         apply_custom_logit_processor(logits, sampling, num_tokens_in_batch=n)
     by_node = logits.view(bs, n, -1)
-    if sampling.penalizer_orchestrator.is_required:
-        penalties.apply(sampling.penalizer_orchestrator, tree, by_node)
+    orchestrator = sampling.penalizer_orchestrator  # spec v2 hands out none
+    if orchestrator is not None and orchestrator.is_required:
+        penalties.apply(orchestrator, tree, by_node)
     if sampling.logit_bias is not None:
         by_node.add_(sampling.logit_bias[:, None])
 

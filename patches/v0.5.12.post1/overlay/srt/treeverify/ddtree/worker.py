@@ -15,6 +15,7 @@ from sglang.srt.speculative.dflash_worker import DFlashWorker
 
 from .. import ranks
 from ..gates import TreeRefused, switched_on
+from ..kv.pools import Mover, Unmovable
 from ..kv.upkeep import DEFRAG, Upkeep
 from .algorithm import NAME
 from .budget.start import Adaptive, start
@@ -33,10 +34,9 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ModelWorkerBatch, ScheduleBatch
     from sglang.srt.managers.scheduler import GenerationBatchResult
     from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.dflash_info import DFlashDraftInput
-
-    from ..kv.pools import Mover
 
 logger = logging.getLogger(__name__)
 
