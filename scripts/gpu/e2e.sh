@@ -5,6 +5,7 @@
 #   bash scripts/gpu/e2e.sh STAGE [OUT]
 #   STAGE: setup | attention | serve | judge | all | lossless | sampling | churn | bench | kv | marshal | ddtree | tp2 | soak | long | fuzz
 #
+# TV_RELEASE=17: SGLang v0.5.17, of which build/gpu/parts17, site17, outputs17 and results17 are.
 # TV_MODES="ddtree ddtree_wide": only these modes of tests/e2e/modes.py in serve and judge.
 #
 # Expects, built beforehand where there is a network (docs/gpu.md): build/gpu/parts/*.tar.xz, the unpacked-site archive
@@ -13,11 +14,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 stage=$1
-out=${2:-build/gpu/results}
-site=${TV_SITE:-$PWD/build/gpu/site}
+release=${TV_RELEASE:-}
+out=${2:-build/gpu/results$release}
+site=${TV_SITE:-$PWD/build/gpu/site$release}
 target=$(realpath "${TV_TARGET:-tests/data/tiny_mla/target}")
 draft=$(realpath "${TV_DRAFT:-tests/data/tiny_mla/draft}")
-outputs=build/gpu/outputs
+outputs=build/gpu/outputs$release
 export TREEVERIFY_COMMIT=${TREEVERIFY_COMMIT:-$(git rev-parse HEAD 2>/dev/null || echo unknown)}
 export PYTHONUNBUFFERED=1 SGLANG_ENABLE_JIT_DEEPGEMM=0
 mkdir -p "$out" "$outputs"
@@ -31,9 +33,9 @@ use_site() {
 }
 
 setup() {
-    if [ ! -e "$site/.unpacked" ] && compgen -G "build/gpu/parts/*.tar.xz" >/dev/null; then
+    if [ ! -e "$site/.unpacked" ] && compgen -G "build/gpu/parts$release/*.tar.xz" >/dev/null; then
         mkdir -p "$site"
-        for part in build/gpu/parts/*.tar.xz; do tar -xf "$part" -C "$site"; done
+        for part in build/gpu/parts$release/*.tar.xz; do tar -xf "$part" -C "$site"; done
         python3 -m compileall -q -j 0 "$site" >/dev/null || true # servers import it side by side
         touch "$site/.unpacked"
     fi

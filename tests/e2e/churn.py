@@ -27,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 import report  # noqa: E402
 import side_by_side  # noqa: E402
 from lossless import EXACT, FLOAT32, Server  # noqa: E402
-from modes import ADAPT, DDTREE, WIDE, engine_arguments  # noqa: E402
+from modes import ADAPT, DDTREE, WIDE, engine_arguments, spec_v2  # noqa: E402
 from scheduler_hooks import WATCH, engine  # noqa: E402
 from serve import prompts  # noqa: E402
 from watch import Watch  # noqa: E402
@@ -45,13 +45,24 @@ SERVERS = {
     "float32": Server("mla", {**FLOAT32, **DDTREE}, ("native", "watch"), {**EXACT, **_STRICT}),
     "pages": Server("mla", {**FLOAT32, **DDTREE, "page_size": 16}, ("native", "watch"), {**EXACT, **_STRICT}),
     "bf16": Server("mla", DDTREE, ("watch",), _STRICT),
+    "bf16_pages": Server("mla", {**DDTREE, "page_size": 16}, ("watch",), _STRICT),
     "widths": Server(
         "mla", {**DDTREE, "speculative_num_draft_tokens": WIDE}, ("watch", "alternate"), {**ADAPT, **_STRICT}
     ),
     "dflash": Server("mla", {**_DFLASH, "speculative_algorithm": "DFLASH"}, ("watch",), _STRICT),
 }
-OURS = ("float32", "pages", "bf16", "widths")
+OURS = ("float32", "pages", "bf16", "bf16_pages", "widths")
 """The last is SGLang's own DFLASH, to tell its faults from ours; its row decides nothing."""
+V2 = ("bf16", "bf16_pages", "dflash")
+"""Servers that releases of spec v2 have: DDTREE there has no float32, and does not adapt its trees."""
+
+
+def here() -> list[str]:
+    """The servers of this release; bf16_pages stands in where float32 has no pages."""
+    v2 = spec_v2()
+    return [name for name in SERVERS if (name in V2 if v2 else name != "bf16_pages")]
+
+
 SMALL: dict[str, Any] = {
     "disable_radix_cache": False, "cuda_graph_bs": BUCKETS, "cuda_graph_max_bs": 8, "max_running_requests": 8,
     "max_total_tokens": POOL, "context_length": 2048, "schedule_conservativeness": 0.2, "mem_fraction_static": 0.7,
@@ -127,13 +138,14 @@ def stops(bench: Bench) -> dict[str, Any]:
 
 
 def mixed(bench: Bench) -> dict[str, Any]:
-    """Greedy requests among sampled, penalised and biased ones in the same batches."""
+    """Greedy requests among sampled, penalised and biased ones in the same batches. Spec v2 has no penalties."""
+    penalties = {} if spec_v2() else {"frequency_penalty": 0.7, "presence_penalty": 0.5}
     banned = [bench.alone[i][0] for i in range(len(bench.inputs))]
     inputs, sampling = [], []
     for i in range(len(bench.inputs)):
         kinds: list[dict[str, Any]] = [
-            {}, {"temperature": 1.0}, {"frequency_penalty": 0.7}, {"logit_bias": {str(banned[i]): -100.0}},
-            {"temperature": 0.8, "top_k": 20, "presence_penalty": 0.5},
+            {}, {"temperature": 1.0}, dict([*penalties.items()][:1]), {"logit_bias": {str(banned[i]): -100.0}},
+            {"temperature": 0.8, "top_k": 20, **dict([*penalties.items()][1:])},
         ]  # fmt: skip
         inputs += [bench.inputs[i]] * len(kinds)
         sampling += [{"max_new_tokens": 40 + 3 * k, **kind} for k, kind in enumerate(kinds)]
@@ -242,9 +254,10 @@ def main() -> None:
         serve(args.serve, args.target, args.draft, args.work, args.port)
         return
     options = ["--target", str(args.target), "--draft", str(args.draft)]
-    side_by_side.run(__file__, SERVERS, args.work, options, args.port, LIMIT_S)
+    served = here()
+    side_by_side.run(__file__, served, args.work, options, args.port, LIMIT_S)
     rows: list[dict[str, Any]] = []
-    for name in SERVERS:
+    for name in served:
         data = side_by_side.load(args.work, name)
         if data is not None:
             rows += judge(name, data)

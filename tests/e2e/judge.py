@@ -24,6 +24,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 import report  # noqa: E402
 from modes import MODES, chosen, engine_arguments  # noqa: E402
+from scheduler_hooks import engine as started_engine  # noqa: E402
 from serve import BATCH, NEW_TOKENS, generate, prompts  # noqa: E402
 
 FACTOR = 2.0
@@ -110,9 +111,7 @@ def judge_all(
     target: Path, outputs: Path, inputs: list[list[int]], names: list[str], **arguments: Any
 ) -> tuple[list[dict[str, Any]], dict[str, float], float]:
     """Rows of the servers of one KV cache's dtype, the target's gap with it, and the margin."""
-    import sglang
-
-    engine = sglang.Engine(**engine_arguments(target, **arguments))
+    engine = started_engine((), engine_arguments(target, **arguments))
     gap, base = measure_gap(engine, inputs)
     margin, rows = FACTOR * max(gap.values()), []
     for name in names:

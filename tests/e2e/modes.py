@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ class Mode:
     trace: bool = False
     hooks: tuple[str, ...] = ()
     """Of scheduler_hooks.py."""
+    spec_v1: bool = False
+    """Whether only releases with workers of spec v1 have it."""
 
     @property
     def kv_cache_dtype(self) -> str:
@@ -54,7 +57,9 @@ MODES = {
     "ddtree": Mode(DDTREE, trace=True),
     "ddtree_eager": Mode({**DDTREE, "disable_cuda_graph": True}),
     "ddtree_wide": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}),
-    "ddtree_widths": Mode({**DDTREE, "speculative_num_draft_tokens": WIDE}, ADAPT, hooks=("alternate",)),
+    "ddtree_widths": Mode(
+        {**DDTREE, "speculative_num_draft_tokens": WIDE}, ADAPT, hooks=("alternate",), spec_v1=True
+    ),
     "ddtree_pages": Mode({**DDTREE, "page_size": 64}),
     "ddtree_mask_dropped": Mode(DDTREE, _DROP, right=False),
     "ngram_triton": Mode({**_NGRAM, **_TRITON}, trace=True),
@@ -67,14 +72,24 @@ MODES = {
 }
 
 
+def spec_v2() -> bool:
+    """Whether the SGLang on the path has DFLASH's worker of spec v2, for overlap scheduling. It is not imported."""
+    found = importlib.util.find_spec("sglang")
+    folders = (found.submodule_search_locations or []) if found else []
+    return any((Path(folder) / "srt/speculative/dflash_worker_v2.py").exists() for folder in folders)
+
+
 def chosen() -> dict[str, Mode]:
-    """The modes named in $TV_MODES, all where it is empty.
+    """The modes named in $TV_MODES, all that this release has where it is empty.
 
     Raises:
         KeyError: there is no such mode.
     """
     names = os.environ.get("TV_MODES", "").split()
-    return {name: MODES[name] for name in names} if names else MODES
+    if names:
+        return {name: MODES[name] for name in names}
+    v2 = spec_v2()
+    return {name: mode for name, mode in MODES.items() if not (v2 and mode.spec_v1)}
 
 
 def engine_arguments(target: Path, draft: Path | None = None, **more: Any) -> dict[str, Any]:

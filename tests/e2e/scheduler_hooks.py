@@ -31,6 +31,12 @@ from typing import Any
 NAMES, WATCH, STEPS = "TV_E2E_HOOKS", "TV_E2E_WATCH", "TV_E2E_STEPS"
 PLUGINS = "sglang.srt.plugins"
 
+RENAMED = {
+    "cuda_graph_bs": "cuda_graph_bs_decode", "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
+    "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
+}  # fmt: skip
+"""Arguments of SGLang in newer releases."""
+
 DIFFERING_STEP = 5
 OTHER_PATCH_SET = "0123456789ab" * 5 + "0123"
 TP_RANK = 3
@@ -38,8 +44,12 @@ TP_RANK = 3
 
 
 def engine(hooks: tuple[str, ...], arguments: dict[str, Any]) -> Any:
-    """A started Engine with these hooks."""
+    """A started Engine with these hooks. Arguments by the names they have in v0.5.12.post1."""
     from sglang.srt.entrypoints.engine import Engine
+    from sglang.srt.server_args import ServerArgs
+
+    known = ServerArgs.__dataclass_fields__
+    arguments = {name if name in known else RENAMED.get(name, name): value for name, value in arguments.items()}
 
     os.environ[NAMES] = " ".join(hooks)
 
