@@ -75,7 +75,7 @@ def _check(row: DtypeRow, source: Source | str | None) -> Checked:
     if source is None:
         return Checked(row, None, f"{row.file}: no such file; wanted {what} ({row.dtype}) in {row.site}")
     try:
-        finding = source.dtype_of(row.site, row.var, row.when)
+        finding = source.dtype_of(row.site, row.var, row.when, row.unless)
     except NotEstablished as error:
         return Checked(row, None, f"{row.file}:{error.line}: {what} ({row.dtype}): {error}")
     if finding.dtype != row.dtype:

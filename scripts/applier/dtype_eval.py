@@ -53,9 +53,13 @@ def _has_words(text: str, part: str) -> bool:
 
 
 class Evaluator:
-    """Evaluates functions of one module. `when` and `snapshots` catch the state after branches with that test."""
+    """Evaluates functions of one module. `when` and `snapshots` catch the state after branches with that test.
 
-    def __init__(self, text: str) -> None:
+    Of `x if test else y` whose test holds `unless` only y counts.
+    """
+
+    def __init__(self, text: str, unless: str | None = None) -> None:
+        self.unless, self.unless_met = unless, False
         self._lines = text.split("\n")
         self.module = ast.parse(text)
         self._stores: dict[ast.FunctionDef, set[str]] = {}
@@ -230,7 +234,10 @@ class _Frame:
                 return self.value(inner, env)
             case ast.Compare():
                 return frozenset({Known("bool", node.lineno)})
-            case ast.IfExp(body=left, orelse=right):
+            case ast.IfExp(test=test, body=left, orelse=right):
+                if self._parent.unless is not None and _has_words(ast.unparse(test), self._parent.unless):
+                    self._parent.unless_met = True
+                    return self.value(right, env)
                 return self.value(left, env) | self.value(right, env)
             case ast.BoolOp(values=items) | ast.List(elts=items) | ast.Tuple(elts=items):
                 return union(self.value(item, env) for item in items)

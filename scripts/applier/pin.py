@@ -28,7 +28,8 @@ class DtypeRow:
     """One line of the contract: the tensor `name` of `backend` has `dtype` on this path.
 
     `site` is where SGLang makes it: "Class.method" or "function" of `file`; `var` is its name there;
-    `when` narrows the search to the if-branch whose test holds this text.
+    `when` narrows the search to the if-branch whose test holds this text; of `x if test else y` whose test holds
+    `unless` only y counts.
     """
 
     backend: str
@@ -39,11 +40,15 @@ class DtypeRow:
     site: str
     var: str
     when: str | None = None
+    unless: str | None = None
 
 
 @dataclass(frozen=True)
 class Pin:
-    """A release of SGLang we patch. `blobs` maps paths below the package to git blob ids."""
+    """A release of SGLang we patch.
+
+    `blobs` maps paths below the package to git blob ids; `without` are files of the shared overlay that it does not get.
+    """
 
     name: str
     tag: str
@@ -54,6 +59,7 @@ class Pin:
     blobs: dict[str, str]
     dtypes: tuple[DtypeRow, ...]
     folder: Path
+    without: tuple[str, ...] = ()
 
 
 def load_pin(folder: Path) -> Pin:
@@ -77,6 +83,7 @@ def load_pin(folder: Path) -> Pin:
             blobs=_blobs(_table(data["blobs"], "[blobs]")),
             dtypes=tuple(_row(row) for row in _rows(data.get("dtype", []))),
             folder=folder,
+            without=_paths(_table(data.get("overlay", {}), "[overlay]").get("without", [])),
         )
     except KeyError as error:
         raise UsageError(f"{path}: {error} is missing") from None
@@ -135,6 +142,12 @@ def _blobs(table: dict[str, Any]) -> dict[str, str]:
     return dict(table)
 
 
+def _paths(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(path, str) for path in value):
+        raise ValueError("[overlay] without is no list of paths")
+    return tuple(value)
+
+
 def _rows(value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise ValueError("dtype is no [[dtype]] row")
@@ -151,6 +164,7 @@ def _row(row: dict[str, Any]) -> DtypeRow:
         site=_text(row, "site"),
         var=_text(row, "var") if "var" in row else row["name"],
         when=_text(row, "when") if "when" in row else None,
+        unless=_text(row, "unless") if "unless" in row else None,
     )
     if result.path not in PATHS:
         raise ValueError(f"dtype row {result.backend} {result.name}: path is {result.path!r}, not one of {PATHS}")

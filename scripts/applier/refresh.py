@@ -323,7 +323,7 @@ def _refresh_overlay(plan: Refresh, layout: Layout, tree: Tree, release: Release
         else:
             data = tree.read(path)
             target = release.pin.folder / "overlay" / path
-            target = target if target.exists() else layout.overlay / path
+            target = target if target.exists() or path in release.pin.without else layout.overlay / path
             plan.writes[_rel(layout, target)] = data
             plan.taken.append(Taken(path, 1, _rel(layout, target), "edited" if mine else "new"))
 

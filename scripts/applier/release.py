@@ -32,8 +32,12 @@ class Release:
 
 
 def load_release(layout: Layout, pin: Pin) -> Release:
-    """Patches of the pin, plus overlay/ and what the pin's own overlay/ adds or replaces."""
-    overlay = {**overlay_files(layout.overlay), **overlay_files(pin.folder / "overlay")}
+    """Patches of the pin, plus overlay/ without what the pin does not take, and with what its own adds or replaces."""
+    shared = overlay_files(layout.overlay)
+    for path in pin.without:
+        if shared.pop(path, None) is None:
+            raise UsageError(f"{pin.folder / 'pin.toml'}: [overlay] without {path!r}, which {layout.overlay} has not")
+    overlay = {**shared, **overlay_files(pin.folder / "overlay")}
     for path in overlay:
         if what := names.fault(path):
             raise UsageError(f"overlay file {path!r} {what}")

@@ -30,38 +30,45 @@ class Source:
     """One parsed file."""
 
     def __init__(self, data: bytes) -> None:
-        text = data.decode("utf-8", "replace")
-        self._lines = text.split("\n")
-        self._evaluator = Evaluator(text)
+        self._text = data.decode("utf-8", "replace")
+        self._lines = self._text.split("\n")
+        self._evaluator = Evaluator(self._text)
 
     def line(self, number: int) -> str:
         """A source line without its indentation."""
         return self._lines[number - 1].strip()
 
     @cache  # noqa: B019 - a Source lives as long as one check
-    def dtype_of(self, site: str, var: str, when: str | None = None) -> Finding:
-        """Dtype of `var` ("x" or "self.x") at the end of "Class.method" or "function", or after its branch `when`."""
-        function, owner = self._find(site)
-        value = self._evaluator.variable(function, owner, var, when)
+    def dtype_of(self, site: str, var: str, when: str | None = None, unless: str | None = None) -> Finding:
+        """Dtype of `var` ("x" or "self.x") at the end of "Class.method" or "function", or after its branch `when`.
+
+        `unless`: what `x if test else y` on the way gives where a test that holds this text is false.
+        """
+        evaluator = self._evaluator if unless is None else Evaluator(self._text, unless)
+        function, owner = _find(evaluator, site)
+        value = evaluator.variable(function, owner, var, when)
         if value is None:
             raise NotEstablished(f"no branch with {when} in {site}", function.lineno)
         if not value and var.startswith("self.") and owner is not None:
-            value = self._evaluator.attribute(owner, var.removeprefix("self."))
+            value = evaluator.attribute(owner, var.removeprefix("self."))
+        if unless is not None and not evaluator.unless_met:
+            raise NotEstablished(f"{var} in {site} depends on no choice by {unless}", function.lineno)
         return _one(site, var, value, function.lineno)
 
-    def _find(self, site: str) -> tuple[ast.FunctionDef, ast.ClassDef | None]:
-        *owners, name = site.split(".")
-        owner: ast.ClassDef | None = None
-        body: list[ast.stmt] = self._evaluator.module.body
-        for step in owners:
-            owner = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == step), None)
-            if owner is None:
-                raise NotEstablished(f"no class {step}")
-            body = owner.body
-        function = function_in(body, name)
-        if function is None:
-            raise NotEstablished(f"no function {site}", owner.lineno if owner else 1)
-        return function, owner
+
+def _find(evaluator: Evaluator, site: str) -> tuple[ast.FunctionDef, ast.ClassDef | None]:
+    *owners, name = site.split(".")
+    owner: ast.ClassDef | None = None
+    body: list[ast.stmt] = evaluator.module.body
+    for step in owners:
+        owner = next((n for n in body if isinstance(n, ast.ClassDef) and n.name == step), None)
+        if owner is None:
+            raise NotEstablished(f"no class {step}")
+        body = owner.body
+    function = function_in(body, name)
+    if function is None:
+        raise NotEstablished(f"no function {site}", owner.lineno if owner else 1)
+    return function, owner
 
 
 def _one(site: str, var: str, value: Value, line: int) -> Finding:

@@ -39,8 +39,14 @@ HONOURS_MASKS = frozenset({"triton"})
 MOVES_KV = frozenset({"DDTREE"})
 """Algorithms whose trees are committed across pages: their worker moves the KV itself."""
 
-CHAINS = frozenset({"DFLASH", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE"})
+CHAINS = frozenset({"DFLASH", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "UNO"})
 """Algorithms that draft a chain at topk 1. Any other one, a plugin's too, is taken to draft trees."""
+
+UNSERVED = {
+    "DSPARK": "DSPARK may verify requests of different widths",
+    "UNO": "UNO drafts with the target's own layers, in passes that look like verify steps",
+}
+"""Algorithms whose verify steps are SGLang's alone, and why."""
 
 
 class TreeRefused(ValueError):
@@ -95,7 +101,9 @@ def serves(model_runner: ModelRunner, backend_name: str, device: torch.device) -
     Raises:
         TreeRefused: trees are configured, this backend verifies them, and it cannot honour their mask.
     """
-    server_args = model_runner.server_args
+    from .compat import settings
+
+    server_args = settings(model_runner)
     if server_args.speculative_algorithm is None or model_runner.is_draft_worker:
         return False
     if verifying_backend(server_args) != backend_name:
@@ -138,17 +146,19 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
             return found
     elif backend_name != "flashinfer":
         return Obstacle("it verifies causally", "Pass --attention-backend flashinfer (or triton)")
-    from .compat import kv_ranks
+    from .compat import kv_ranks, settings
 
-    args = model_runner.server_args
+    args = settings(model_runner)
     width = args.speculative_num_draft_tokens
     if args.enable_two_batch_overlap or args.enable_pdmux:
         flag = "--enable-two-batch-overlap" if args.enable_two_batch_overlap else "--enable-pdmux"
         return Obstacle(f"{flag} splits a verify batch over streams", f"Drop {flag}")
-    if args.speculative_algorithm == "DSPARK":
-        return Obstacle("DSPARK may verify requests of different widths", "Take another algorithm")
+    if args.speculative_algorithm in UNSERVED:
+        return Obstacle(UNSERVED[args.speculative_algorithm], "Take another algorithm")
     if kv_ranks(args) > 1:
         return Obstacle("--dcp-size spreads a request's KV over GPUs", "Drop --dcp-size")
+    if getattr(getattr(model_runner, "kv_index_translator", None), "is_translating", False):
+        return Obstacle("--enable-unified-memory gives KV slots other numbers in the pool", "Drop --enable-unified-memory")
     if trees and args.page_size != 1 and args.speculative_algorithm not in MOVES_KV:
         return Obstacle(
             f"page size {args.page_size}: accepting a path would move KV inside pages",
@@ -183,10 +193,12 @@ def _reading_obstacle(model_runner: ModelRunner, device: torch.device) -> Obstac
 
 def reads_fp8(model_runner: ModelRunner, device: torch.device) -> bool:
     """Whether treeverify reads this runner's fp8 pool where SGLang's FlashInfer MLA backend would cast all of it."""
+    from .compat import settings
+
     if model_runner.kv_cache_dtype not in paths.FP8 or switched_on(DISABLE):
         return False
     found = _reading_obstacle(model_runner, device)
-    if found is None and model_runner.server_args.enable_deterministic_inference:
+    if found is None and settings(model_runner).enable_deterministic_inference:
         found = Obstacle("--enable-deterministic-inference: a request's splits follow its batch's size here", "")
     if found is None:
         _log_once(logging.INFO, f"treeverify: decode and cached prefixes read the {_kv(model_runner)} pool as it is.")
@@ -205,12 +217,13 @@ _TRITON = "Pass --attention-backend triton"
 
 def _triton_obstacle(model_runner: ModelRunner) -> Obstacle | None:
     """What the Triton backend serves and treeverify does not."""
-    args = model_runner.server_args
+    from .compat import settings
+
     if not model_runner.use_mla_backend:
         return Obstacle("the model's attention is not MLA", "Serve an MLA model")
     if model_runner.sliding_window_size:
         return Obstacle("the model has sliding windows", "Serve a model without them")
-    if args.enable_deterministic_inference:
+    if settings(model_runner).enable_deterministic_inference:
         return Obstacle(
             "--enable-deterministic-inference: a request's splits follow its batch's size here",
             "Drop --enable-deterministic-inference",

@@ -77,11 +77,14 @@ class Verifier:
             fill: prefix length that the graph runner gives padded rows.
             index: dtype of the backend's own kv_indices.
         """
+        from ..compat import settings
+
+        args = settings(model_runner)
         self._req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self._fill = fill
-        self._trees = gates.drafts_trees(model_runner.server_args)
+        self._trees = gates.drafts_trees(args)
         self._drop_mask = gates.switched_on(gates.DROP_MASK)
-        self._geometry = geometry_of(model_runner, gates.plans(model_runner.server_args), index)
+        self._geometry = geometry_of(model_runner, gates.plans(args), index)
         self._eager = EagerBuffers(self._geometry)
         self._graph: dict[int, GraphBuffers] = {}
         self._captured: dict[tuple[int, int], _Bucket] = {}

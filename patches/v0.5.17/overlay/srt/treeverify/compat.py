@@ -13,6 +13,11 @@ SPEC_V2 = True
 """Whether workers are of SGLang's spec v2: the scheduler reserves their slots, and runs ahead of the device."""
 
 
+def settings(model_runner: ModelRunner) -> ServerArgs:
+    """The server's arguments, as far as SGLang has completed them."""
+    return model_runner.server_args
+
+
 def attention_ranks() -> int:
     """GPUs that share the heads of a layer."""
     from sglang.srt.runtime_context import get_parallel
