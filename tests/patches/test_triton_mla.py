@@ -579,5 +579,6 @@ def subclass() -> bool:
     return getattr(MLADraftStep(_rig("eagle", 8).runner), "tree_verify", None) is None
 
 
+@pytest.mark.pin("v0.5.12.post1", "v0.5.17")
 def test_subclasses_keep_their_own(patched: Worker) -> None:
     assert patched(subclass)

@@ -13,11 +13,9 @@ STEPS, TOPK = 3, 4
 
 def draft_factory(topk: int, dtype: torch.dtype, device: str) -> tuple[Rig, Any]:
     """A drafter's rig and the factory that EAGLE's worker asks for its attention backends."""
-    from sglang.srt.speculative.draft_utils import DraftBackendFactory
-
     options: dict[str, Any] = {"speculative_num_steps": STEPS, "speculative_eagle_topk": topk}
     rig = Rig(dtype, device=device, is_draft_worker=True, **options)
-    return rig, DraftBackendFactory(rig.args, rig.runner, topk, STEPS)
+    return rig, rig.release.draft_factory(rig, topk, STEPS)
 
 
 class DraftInput:
@@ -25,6 +23,8 @@ class DraftInput:
 
     kv_indptr: Any = None
     kv_indices: Any = None
+    window_kv_indptr: Any = None
+    window_kv_indices: Any = None
 
     def is_draft_input(self) -> bool:
         return True

@@ -8,7 +8,6 @@ kernel would run.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import tempfile
 from collections.abc import Sequence
@@ -46,20 +45,8 @@ def parallel_groups() -> None:
 
 def server_args(**changes: Any) -> Any:
     """ServerArgs with its defaults and `changes`, without the checks of its __post_init__, which want a model."""
-    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
-
-    args = object.__new__(ServerArgs)
-    for field in dataclasses.fields(ServerArgs):
-        if field.default is not dataclasses.MISSING:
-            setattr(args, field.name, field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            setattr(args, field.name, field.default_factory())
     defaults = {"model_path": "none", "device": "cpu", "page_size": 1, "attention_backend": "flashinfer"}
-    for name, value in {**defaults, "speculative_algorithm": "EAGLE", **changes}.items():
-        setattr(args, name, value)
-    set_global_server_args_for_scheduler(args)
-    args.use_mla_backend = True  # ModelRunner sets this
-    return args
+    return releases.imported().server_args({**defaults, "speculative_algorithm": "EAGLE", **changes})
 
 
 class Rig:
@@ -83,14 +70,14 @@ class Rig:
         from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool, ReqToTokenPool
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+        options = {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8, "device": device, **args}
+        self.args = server_args(**options)
         parallel_groups()
         if device == "cpu":
             module.BatchMLAPagedAttentionWrapper = NoWrapper
             module.BatchPrefillWithRaggedKVCacheWrapper = NoWrapper
         self.module, self.dtype, self.device, self.heads = module, dtype, device, heads
         self.generator = torch.Generator().manual_seed(seed)
-        options = {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8, "device": device, **args}
-        self.args = server_args(**options)
         config = SimpleNamespace(
             context_len=context, num_attention_heads=heads, kv_lora_rank=LATENT, qk_nope_head_dim=128,
             qk_rope_head_dim=ROPE, v_head_dim=128, scaling=(128 + ROPE) ** -0.5, hidden_size=256, vocab_size=32,

@@ -8,8 +8,13 @@ from typing import Any
 
 import torch
 
+from .arguments import server_args as server_args
+
 SEQ_LENS = torch.int32
 """dtype of a graph runner's seq_lens."""
+
+DRAFTS_BRANCHES = ["MLATritonMultiStepDraftBackend", "MLADraftStep"]
+"""What drafts with topk > 1 for an MLA drafter on flashinfer: all steps, and one."""
 
 
 def complete(config: Any, runner: Any) -> None:
@@ -30,6 +35,13 @@ def step_backend(runner: Any, name: str, skip_prefill: bool) -> Any:
     from sglang.srt.layers.attention.flashinfer_mla_backend import FlashInferMLAAttnBackend
 
     return FlashInferMLAAttnBackend(runner, skip_prefill=skip_prefill)
+
+
+def draft_factory(rig: Any, topk: int, steps: int) -> Any:
+    """What EAGLE's worker asks for a drafter's attention backends."""
+    from sglang.srt.speculative.draft_utils import DraftBackendFactory
+
+    return DraftBackendFactory(rig.args, rig.runner, topk, steps)
 
 
 def forward_batch(rig: Any, **fields: Any) -> Any:
