@@ -23,6 +23,7 @@ struct Dim {
 #define gridDim (Dim{emulator::block.grid_x, emulator::block.grid_y})
 
 inline int min(int a, int b) { return a < b ? a : b; }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __log2f(float x) { return log2f(x); }

@@ -51,6 +51,13 @@ def draft_factory(rig: Any, topk: int, steps: int) -> Any:
     return DraftBackendFactory(rig.args, rig.runner, topk, steps)
 
 
+def tree_kernels() -> Any:
+    """The module that chooses what builds EAGLE's trees."""
+    from sglang.srt.speculative import eagle_utils
+
+    return eagle_utils
+
+
 def forward_batch(rig: Any, **fields: Any) -> Any:
     """A ForwardBatch; it has no pools in this release."""
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch

@@ -65,10 +65,11 @@ def complete(config: Any, runner: Any) -> None:
     from sglang.srt.runtime_context import attention_backends, get_server_args, get_spec
 
     config.hf_config.get_text_config = lambda: config.hf_config
-    config.hf_text_config = config.hf_config
+    config.hf_text_config, config.hf_config.architectures = config.hf_config, None
     config.linear_attn_registry_result = None
     config.head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
     config.get_max_num_attention_heads = lambda: config.num_attention_heads
+    config.get_num_kv_heads = lambda *ranks: config.num_attention_heads
     runner.server_args = get_server_args()  # as typed: nothing of what is in effect
     runner.prefill_attention_backend_str, runner.decode_attention_backend_str = attention_backends()
     runner.draft_attention_backend = runner.lora_manager = None
@@ -108,6 +109,13 @@ def draft_factory(rig: Any, topk: int, steps: int) -> Any:
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
     return DraftBackendFactory(rig.runner, topk, steps)
+
+
+def tree_kernels() -> Any:
+    """The module that chooses what builds EAGLE's trees."""
+    from sglang.kernels.ops.speculative import spec_tree
+
+    return spec_tree
 
 
 def forward_batch(rig: Any, **fields: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0001: EAGLE builds its masks as treeverify's backends ask, of the draft's columns alone, and they are followed."""
+"""EAGLE builds its masks as treeverify's backends ask, of the draft's columns alone, and they are followed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from worker import Worker
+
+pytestmark = pytest.mark.pin("v0.5.17", "v0.5.23")
 
 BF16 = 5e-3
 WRONG = 0.05
@@ -18,6 +20,7 @@ def _drafted(prefixes: list[int], backend: Any) -> Any:
     """The verify input that EAGLE's worker makes of random draft probabilities, and which nodes each node sees."""
     from types import SimpleNamespace
 
+    import releases
     import torch
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.speculative import eagle_utils
@@ -34,7 +37,8 @@ def _drafted(prefixes: list[int], backend: Any) -> Any:
             drawn.append(info)
     parents, index, tokens = eagle_utils.organize_draft_results(*(list(part) for part in zip(*drawn, strict=True)), N)
     batch = SimpleNamespace(forward_mode=ForwardMode.DECODE, seq_lens=torch.tensor(prefixes), seq_lens_sum=None)
-    eagle_utils._is_xpu = True  # SGLang's own Triton kernel builds the tree: its CUDA one needs a GPU
+    kernels = releases.imported().tree_kernels()
+    kernels._is_xpu = True  # SGLang's own Triton kernel builds the tree: its CUDA one needs a GPU
     try:
         made = build_eagle_verify_input(
             batch, SimpleNamespace(bonus_tokens=torch.zeros(bs, dtype=torch.int64)), parents, index, tokens, None,
@@ -42,7 +46,7 @@ def _drafted(prefixes: list[int], backend: Any) -> Any:
             num_steps=STEPS, num_draft_tokens=N, tree_mask_mode=eagle_utils.TreeMaskMode.FULL_MASK, device="cpu",
         )  # fmt: skip
     finally:
-        eagle_utils._is_xpu = False
+        kernels._is_xpu = False
     visible = torch.eye(N, dtype=torch.bool).repeat(bs, 1, 1)
     for b in range(bs):
         for node in range(N):  # children stand behind their parents
