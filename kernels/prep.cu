@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "prep.cuh"
-
 #include "kernel.h"
+#include "prep.cuh"
 
 extern "C" __global__ void __launch_bounds__(tv::kPrepThreads) tv_prep(const __grid_constant__ TvPrepParams p) {
   tv::prep_block(p);

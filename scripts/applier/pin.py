@@ -47,7 +47,7 @@ class DtypeRow:
 class Pin:
     """A release of SGLang we patch.
 
-    `blobs` maps paths below the package to git blob ids; `without` are files of the shared overlay that it does not get.
+    `blobs` maps paths below the package to git blob ids; `without` are the shared overlay's files that it does not get.
     """
 
     name: str

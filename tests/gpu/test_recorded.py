@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels on the very tensors that a patched SGLang gave them on the CPU: scripts/record_steps.py writes the files."""
+"""The kernels on the very tensors that a patched SGLang gave the ops on the CPU; scripts/record_steps.py keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BF16 = 5e-3
 WRONG = 0.05
 """A mask that is not honoured moves some row of these inputs by far more than this."""
 FILES = sorted((CHECKOUT.build / "recorded").glob("*.pt"))
-NONE = pytest.mark.skip(reason="nothing recorded: run scripts/record_steps.py where SGLang imports, bring build/recorded")
+NONE = pytest.mark.skip(reason="nothing in build/recorded: scripts/record_steps.py fills it, where SGLang imports")
 
 
 def _moved(args: list[Any]) -> list[Any]:

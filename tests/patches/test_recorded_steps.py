@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mla_prep's own code, built by g++, on what patched backends gave it: slots, lengths and masks as the step has them."""
+"""mla_prep's own code, built by g++, on what patched backends gave it: slots, lengths and masks of the step."""
 
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import emulator

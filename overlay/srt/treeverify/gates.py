@@ -158,7 +158,8 @@ def obstacle(model_runner: ModelRunner, backend_name: str, device: torch.device,
     if kv_ranks(args) > 1:
         return Obstacle("--dcp-size spreads a request's KV over GPUs", "Drop --dcp-size")
     if getattr(getattr(model_runner, "kv_index_translator", None), "is_translating", False):
-        return Obstacle("--enable-unified-memory gives KV slots other numbers in the pool", "Drop --enable-unified-memory")
+        flag = "--enable-unified-memory"
+        return Obstacle(f"{flag} gives KV slots other numbers in the pool", f"Drop {flag}")
     if trees and args.page_size != 1 and args.speculative_algorithm not in MOVES_KV:
         return Obstacle(
             f"page size {args.page_size}: accepting a path would move KV inside pages",
