@@ -196,6 +196,15 @@ def test_a_branch_is_told_by_whole_words() -> None:
         source(body).dtype_of("C.f", "x", "ode.PACKED")
 
 
+def test_a_choice_in_an_expression_is_told_by_its_test() -> None:
+    body = "self.kept = torch.zeros(1, dtype=torch.int32 if narrow else torch.int64)\nx = self.kept[: n + 1]"
+    assert source(body).dtype_of("C.f", "x", unless="narrow").dtype == "int64"
+    with pytest.raises(NotEstablished, match="more than one dtype"):
+        source(body).dtype_of("C.f", "x")
+    with pytest.raises(NotEstablished, match="depends on no choice by arrow"):
+        source(body).dtype_of("C.f", "x", unless="arrow")
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

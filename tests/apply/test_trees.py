@@ -214,3 +214,22 @@ def test_a_tree_patched_for_a_pin_this_checkout_has_not(checkout: Checkout) -> N
     assert line == f"python3 apply.py revert --sglang {checkout.package}"
     assert checkout.run("revert").returncode == 0
     assert tree_hash(checkout.package) == before
+
+
+WITHOUT = "srt/treeverify/attention/ops.py"
+
+
+def test_a_pin_need_not_take_all_of_the_shared_overlay(checkout: Checkout) -> None:
+    pin = checkout.pin / "pin.toml"
+    taken = pin.read_text()
+    pin.write_text(f'{taken}\n[overlay]\nwithout = ["{WITHOUT}"]\n')
+    assert checkout.run("apply", "--no-build").returncode == 0
+    assert not (checkout.package / WITHOUT).exists() and (checkout.package / "srt/treeverify/__init__.py").exists()
+    (checkout.package / WITHOUT).parent.mkdir(exist_ok=True)
+    (checkout.package / WITHOUT).write_text("of this pin alone\n")
+    assert checkout.run("refresh").returncode == 0
+    assert (checkout.pin / "overlay" / WITHOUT).read_text() == "of this pin alone\n"
+    assert "def served" in (checkout.root / "overlay" / WITHOUT).read_text(), "the other pins' file is theirs"
+    pin.write_text(f'{taken}\n[overlay]\nwithout = ["srt/treeverify/absent.py"]\n')
+    run = checkout.run("apply", "--no-build")
+    assert run.returncode == 2 and "without 'srt/treeverify/absent.py'" in run.stderr, run.stderr
