@@ -301,12 +301,15 @@ def test_no_buffer_scales_with_width_and_context(patched: Worker) -> None:
     bs, n, heads, latent = 4, 8, 4, 512
     got = patched(buffer_sizes, on=True, max_bs=bs, n=n)
     rows = bs * heads * got["splits"]
-    assert got["sizes"] == {
+    expected = {
         "cuda_graph_kv_indices": [bs * got["row"], "torch.int64"],
         "cuda_graph_attn_logits": [rows * latent, "torch.float32"],
         "cuda_graph_attn_lse": [rows, "torch.float32"],
         "cuda_graph_num_kv_splits": [bs, "torch.int32"],
     }
+    assert {name: got["sizes"].pop(name) for name in expected} == expected
+    larger = patched(buffer_sizes, on=True, max_bs=bs, n=3 * n, context=500)["sizes"]
+    assert got["sizes"] == {name: size for name, size in larger.items() if name not in expected}
 
 
 @pytest.mark.parametrize(
