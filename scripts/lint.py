@@ -18,6 +18,7 @@ from applier import bootstrap
 from applier.errors import UsageError
 from applier.kernels import SUFFIXES
 from applier.layout import CHECKOUT
+from applier.pin import load_pin
 from applier.say import note
 
 
@@ -54,10 +55,13 @@ def _overlays() -> list[Path]:
     """The overlay as each pin has it, with the pin's own files; for mypy, which takes one file a module."""
     folders = []
     for own in sorted(CHECKOUT.patches.glob("*/overlay/srt/treeverify")):
-        folder = CHECKOUT.build.resolve() / "lint" / own.parents[2].name / "treeverify"
+        place = CHECKOUT.build.resolve() / "lint" / own.parents[2].name
+        folder = place / "treeverify"
         shutil.rmtree(folder, ignore_errors=True)
         for source in (CHECKOUT.overlay / "srt/treeverify", own):
             shutil.copytree(source, folder, dirs_exist_ok=True)
+        for path in load_pin(own.parents[2]).without:
+            (place / Path(path).relative_to("srt")).unlink()
         folders.append(folder)
     return folders
 
