@@ -15,9 +15,9 @@ namespace tv::hopper {
 template <typename S>
 __device__ __forceinline__ void init_barriers(uint32_t smem, float* reference) {
   const int i = threadIdx.x;
-  if (i < 3 * kStages) barrier_init(smem + S::kFull + 8 * i, kWarpgroup);
-  if (i < S::kParts * kStages) barrier_init(smem + S::kFree + 8 * i, kWarpgroup / 32);
-  if (i < kStages) barrier_init(smem + S::kProbFull + 8 * i, kWarpgroup);
+  if (i < 3 * S::kStages) barrier_init(smem + S::kFull + 8 * i, kWarpgroup);
+  if (i < S::kParts * S::kStages) barrier_init(smem + S::kFree + 8 * i, kWarpgroup / 32);
+  if (i < 2) barrier_init(smem + S::kProbFull + 8 * i, kWarpgroup);
   if (i == 0) barrier_init(smem + S::kQueryFull, 2 * kWarpgroup);
   if (i < S::kQueryRows) reference[i] = -INFINITY;  // before the first tile
 }
@@ -35,7 +35,7 @@ __device__ __noinline__ void zero_rows(const TvVerifyParams& p, int first_row, i
 template <typename T, typename Math>
 __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   using S = typename Math::S;
-  using Loads = Loading<T, typename Math::Key, S>;
+  using Loads = typename Math::Loads;
   constexpr int kRows = S::kQueryRows;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int row0 = blockIdx.x * kRows;
@@ -59,10 +59,11 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
   const uint32_t smem = smem_address(shared);
   const int role = uniform(threadIdx.x / kWarpgroup);
   typename Loads::First first = {};
+  typename Math::Queries queries;
   if (role == 0) {
     first.fetch(p, req, range.begin, range.end);
   } else {
-    load_queries<T, S>(p, req, row0, smem);
+    queries.load(p, req, row0, smem);
   }
   init_barriers<S>(smem, reinterpret_cast<float*>(shared + S::kReference));
   if (threadIdx.x == 0) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ void verify_block(const TvVerifyParams& p) {
     Loads::run(p, req, range, first, smem);
   } else {
     take_registers<kMathRegisters>();
-    barrier_arrive_after_copies(smem + S::kQueryFull);
+    queries.land(shared, smem);
     Math::work(p, shared, role - 1);
   }
 }

@@ -30,6 +30,16 @@ __device__ __forceinline__ void load_queries(const TvVerifyParams& p, const Requ
   }
 }
 
+template <typename T, typename S>
+struct CopiedQueries {
+  __device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req, int row0, uint32_t smem) const {
+    load_queries<T, S>(p, req, row0, smem);
+  }
+  __device__ __forceinline__ void land(uint8_t*, uint32_t smem) const {
+    barrier_arrive_after_copies(smem + S::kQueryFull);
+  }
+};
+
 // The rows of a tile that a thread takes part in, where kLanes share a row.
 template <int kLanes>
 struct RowsOf {

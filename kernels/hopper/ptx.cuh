@@ -132,6 +132,28 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t addr, const uint32_t (&v)[4
                : "memory");
 }
 
+// Loads four 8x8 matrices transposed, addressed alike.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&v)[4], uint32_t addr) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(addr)
+               : "memory");
+}
+
+// A pair of bf16 with NaN for infinities.
+__device__ __forceinline__ uint32_t finite_bf16(uint32_t x) {
+  uint32_t y;
+  asm("fma.rn.bf16x2 %0, %1, %2, %1;" : "=r"(y) : "r"(x), "r"(0));  // of infinity, 0 times it is NaN
+  return y;
+}
+
+// The greater ones of two pairs of bf16; of a number and NaN, the number.
+__device__ __forceinline__ uint32_t greater_bf16(uint32_t a, uint32_t b) {
+  uint32_t x;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
+  return x;
+}
+
 // Loads four 8x8 matrices, addressed alike.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&v)[4], uint32_t addr) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

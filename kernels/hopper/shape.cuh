@@ -59,6 +59,7 @@ struct Job {
 template <int kRows>
 struct Shape {
   static constexpr int kQueryRows = kRows;
+  static constexpr int kStages = hopper::kStages;
   static constexpr int kParts = 2;              // of V, given back one by one
   static constexpr bool kOddLastFirst = false;  // panels of odd tiles are loaded last to first
   static constexpr int kN8 = kRows / 8;

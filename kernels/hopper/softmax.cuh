@@ -42,11 +42,12 @@ __device__ __forceinline__ float key_scale(const TvVerifyParams& p) {
   return std::is_same_v<Key, Fp8> ? p.k_scale : 1;
 }
 
-// Caps raw scores where the layer does. Returns what still has to scale them to base-2 logits.
+// Caps raw scores where the layer does. Returns what still has to scale them to base-2 logits. Scores are of Q divided by
+// `unit`.
 template <typename Key, int kN8>
-__device__ __forceinline__ float capped(const TvVerifyParams& p, float (&s)[kN8][4]) {
+__device__ __forceinline__ float capped(const TvVerifyParams& p, float (&s)[kN8][4], float unit = 1) {
   constexpr float kLog2e = 1.4426950408889634f;
-  const float scale = p.sm_scale * kLog2e * key_scale<Key>(p);
+  const float scale = p.sm_scale * kLog2e * key_scale<Key>(p) * unit;
   if (!(p.logit_cap > 0)) return scale;
   const float cap = p.logit_cap * kLog2e, twice = 2 * scale / p.logit_cap;
 #pragma unroll
@@ -60,8 +61,8 @@ __device__ __forceinline__ float capped(const TvVerifyParams& p, float (&s)[kN8]
 // Raw scores to base-2 logits less the reference of their row.
 template <typename Key, int kN8>
 __device__ __forceinline__ void to_exponents(const TvVerifyParams& p, const float* reference, int lane,
-                                             float (&s)[kN8][4]) {
-  const float scale = capped<Key>(p, s);
+                                             float (&s)[kN8][4], float unit = 1) {
+  const float scale = capped<Key>(p, s, unit);
 #pragma unroll
   for (int j = 0; j < kN8; ++j) {
     const float2 base = *reinterpret_cast<const float2*>(reference + 8 * j + 2 * (lane % 4));
@@ -117,9 +118,9 @@ __device__ __forceinline__ void partial_maxima(const float (&s)[kN8][4], float* 
   }
 }
 
-// Where the reference of a row stands after a tile whose largest exponent is `top`.
-__device__ __forceinline__ float next_reference(float reference, float top) {
-  return reference == -INFINITY ? top : top > kLazyRescale ? reference + top : reference;
+// Where the reference of a row stands after a tile whose largest exponent is `top`. It lies `below` the largest logit.
+__device__ __forceinline__ float next_reference(float reference, float top, float below = 0) {
+  return reference == -INFINITY ? top - below : top > kLazyRescale + below ? reference + (top - below) : reference;
 }
 
 // Exponents against the references before to exponents against those after.

@@ -25,6 +25,8 @@ struct Math {
   using Key = K;  // of the pool
   using S = ShapeFor<K, Shape<kRows>>;
   static constexpr int kN8 = S::kN8;
+  using Loads = Loading<T, Key, S>;
+  using Queries = CopiedQueries<T, S>;
   static constexpr int kMoves = 1, kUnsettled = 2;
 
   const TvVerifyParams& p;

@@ -8,6 +8,7 @@ namespace tv::hopper::m64 {
 
 struct Shape {
   static constexpr int kQueryRows = 64;
+  static constexpr int kStages = hopper::kStages;
   static constexpr int kParts = 4;             // of V, given back one by one
   static constexpr bool kOddLastFirst = true;  // panels of odd tiles are loaded last to first
   static constexpr int kQPanelBytes = kQueryRows * 128;

@@ -267,6 +267,8 @@ template <typename T, typename K = T>
 struct Math {
   using S = ShapeFor<K, Shape>;
   using Key = K;  // of the pool
+  using Loads = Loading<T, Key, S>;
+  using Queries = CopiedQueries<T, S>;
   __device__ __forceinline__ static void work(const TvVerifyParams& p, uint8_t* shared, int group) {
     if (group == 0) {
       Group<T, Key, 0> first(p, shared);
