@@ -12,8 +12,18 @@ namespace tv::hopper::fp8 {
 constexpr int kLanes = 4;  // that take 64 bytes of a row
 using Rows = RowsOf<kLanes>;
 
+// Where the rows of a tile and of the one after it lie: what says so is a trip to memory away, as they are themselves.
+struct TwoTiles {
+  Rows now, next;
+
+  __device__ __forceinline__ void fetch(const TvVerifyParams& p, const Request& req, int tile, int end) {
+    now.fetch(p, req, tile, end);
+    next.fetch(p, req, tile + kTile, end);
+  }
+};
+
 template <typename S>
-__device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req, Range range, Rows rows,
+__device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req, Range range, TwoTiles rows,
                                      uint32_t smem) {
   const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const uint32_t at = smem + S::kTiles + tile_offset(row, lane);
@@ -24,9 +34,10 @@ __device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req
     const uint8_t* src[Rows::kCount];
 #pragma unroll
     for (int i = 0; i < Rows::kCount; ++i) {
-      src[i] = static_cast<const uint8_t*>(p.kv) + int64_t(rows.slot[i]) * p.kv_stride + lane * 16;
+      src[i] = static_cast<const uint8_t*>(p.kv) + int64_t(rows.now.slot[i]) * p.kv_stride + lane * 16;
     }
-    rows.fetch(p, req, tile + kTile, range.end);
+    rows.now = rows.next;
+    rows.next.fetch(p, req, tile + 2 * kTile, range.end);
     const int left = range.end - tile - row;  // rows past the end are zero
     const uint32_t dst = at + stage * kTileBytes;
 #pragma unroll

@@ -22,13 +22,13 @@
 #include "hopper/softmax.cuh"
 
 #ifndef TV_AHEAD_72
-#define TV_AHEAD_72 2
+#define TV_AHEAD_72 3
 #endif
 #ifndef TV_TOGETHER_72
 #define TV_TOGETHER_72 1
 #endif
 #ifndef TV_BUFFERS_72
-#define TV_BUFFERS_72 2
+#define TV_BUFFERS_72 3
 #endif
 #ifndef TV_AHEAD_32
 #define TV_AHEAD_32 4
@@ -339,7 +339,7 @@ struct Math {
   using S = Shape<kRows>;
   using Queries = fp8::Queries<T, S>;
   struct Loads {
-    using First = Rows;
+    using First = TwoTiles;
     static constexpr int kRegisters = kLoaderRegisters;
     __device__ __forceinline__ static void run(const TvVerifyParams& p, const Request& req, Range range, First first,
                                                uint32_t smem) {

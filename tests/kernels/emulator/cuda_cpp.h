@@ -14,6 +14,8 @@
 #define __global__
 #define __shared__
 #define __forceinline__ inline
+#undef __noinline__
+#define __noinline__ inline
 
 struct Dim {
   unsigned x, y;
@@ -88,6 +90,19 @@ inline unsigned __reduce_max_sync(unsigned, unsigned mine) {
 }
 inline unsigned __reduce_min_sync(unsigned, unsigned mine) {
   return reduce("redux.min", mine, [](unsigned a, unsigned b) { return a < b ? a : b; });
+}
+
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select) {
+  const uint64_t bytes = x | uint64_t(y) << 32;
+  unsigned to = 0;
+  for (int i = 0; i < 4; ++i) to |= unsigned(bytes >> 8 * (select >> 4 * i & 7) & 0xff) << 8 * i;
+  return to;
+}
+inline float __frcp_rn(float x) { return 1 / x; }
+inline float __fdividef(float x, float y) { return x / y; }
+template <typename T>
+void __stcg(T* to, T value) {
+  *to = value;
 }
 
 inline void __syncwarp() {

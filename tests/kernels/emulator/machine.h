@@ -25,7 +25,10 @@ alignas(1024) inline uint8_t smem[kSharedBytes];  // what the kernel's `extern _
 
 namespace emulator {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+#ifndef TV_EMULATOR_THREADS
+#define TV_EMULATOR_THREADS 256
+#endif
+constexpr int kThreads = TV_EMULATOR_THREADS, kWarps = kThreads / 32;
 
 // What a thread has in flight: a copy, or an arrival after the copies before it, or the end of a group of them.
 struct Copy {
@@ -66,7 +69,7 @@ struct Block {
   void* scheduler = nullptr;
   Warp warps[kWarps];
   Barrier barriers[16];
-  MBarrier mbarriers[16];
+  MBarrier mbarriers[32];
   int mbarrier_count;
   bool progress;    // somebody's wait may be over
   char error[160];  // the first failure, else empty

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "basic_ptx.cuh"
+#include "matrices.h"
 
 namespace tv::portable {
 
@@ -25,7 +26,7 @@ void cp_async_small(uint32_t dst, const void* src) {
 
 inline void mbarrier_init(uint32_t addr, int arrivals) {
   emulator::shared(addr, 8);
-  if (emulator::block.mbarrier_count == 16) emulator::fail("more mbarriers than the emulator has");
+  if (emulator::block.mbarrier_count == 32) emulator::fail("more mbarriers than the emulator has");
   emulator::block.mbarriers[emulator::block.mbarrier_count++] = {addr, arrivals, arrivals, 0};
 }
 inline void mbarrier_arrive_warp(uint32_t addr, int lane) {
@@ -40,28 +41,7 @@ inline void mbarrier_wait(uint32_t addr, uint32_t parity) {
   }
 }
 
-// kCount matrices of 8 x 8 elements; lanes 8 i .. 8 i + 7 bring the addresses of the rows of matrix i.
-template <int kCount>
-void ldmatrix(const char* what, bool transposed, uint32_t (&r)[kCount], uint32_t addr) {
-  struct Lane {
-    uint32_t addr;
-    uint32_t* r;
-  } mine{addr, r};
-  emulator::together(what, &mine, [=](void** lanes) {
-    for (int i = 0; i < kCount; ++i) {
-      uint16_t m[8][8];
-      for (int row = 0; row < 8; ++row) {
-        memcpy(m[row], emulator::shared(static_cast<Lane*>(lanes[8 * i + row])->addr, 16), 16);
-      }
-      for (int lane = 0; lane < 32; ++lane) {
-        const int row = lane / 4, col = 2 * (lane % 4);
-        const uint32_t low = transposed ? m[col][row] : m[row][col];
-        const uint32_t high = transposed ? m[col + 1][row] : m[row][col + 1];
-        static_cast<Lane*>(lanes[lane])->r[i] = low | high << 16;
-      }
-    }
-  });
-}
+using emulator::ldmatrix;
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) { ldmatrix("ldmatrix.x4", false, r, addr); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) { ldmatrix("ldmatrix.x4.trans", true, r, addr); }
 inline void ldmatrix_x2(uint32_t (&r)[2], uint32_t addr) { ldmatrix("ldmatrix.x2", false, r, addr); }
