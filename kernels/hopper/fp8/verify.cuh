@@ -333,8 +333,8 @@ struct Group {
   }
 };
 
-// T: of the queries and the output.
-template <typename T, int kRows>
+// T: of the queries and the output. F: of the pool.
+template <typename T, typename F, int kRows>
 struct Math {
   using S = Shape<kRows>;
   using Queries = fp8::Queries<T, S>;
@@ -347,18 +347,10 @@ struct Math {
     }
   };
 
-  template <typename F>
-  __device__ __forceinline__ static void work_on(const TvVerifyParams& p, uint8_t* shared, int group) {
+  __device__ __forceinline__ static void work(const TvVerifyParams& p, uint8_t* shared, int group) {
     Group<T, F, kRows> math(p, shared, group);
     math.run();
     math.finish();
-  }
-  __device__ __forceinline__ static void work(const TvVerifyParams& p, uint8_t* shared, int group) {
-    if (p.kv_dtype == TV_FP8_E5M2) {
-      work_on<E5M2>(p, shared, group);
-    } else {
-      work_on<E4M3>(p, shared, group);
-    }
   }
 };
 

@@ -18,9 +18,9 @@ using namespace tv::hopper;
 
 const TvVerifyParams* params;
 
-template <int kRows>
+template <typename F, int kRows>
 void thread() {
-  verify_block<__nv_bfloat16, fp8::Math<__nv_bfloat16, kRows>>(*params);
+  verify_block<__nv_bfloat16, fp8::Math<__nv_bfloat16, F, kRows>>(*params);
   emulator::finish_thread();
 }
 
@@ -37,7 +37,9 @@ extern "C" const char* tv_emulate_hopper_fp8(const TvVerifyParams* p, int rows, 
   for (block.y = 0; block.y < block.grid_y; ++block.y) {
     for (block.x = 0; block.x < block.grid_x; ++block.x) {
       for (auto& warp : groups) warp.clear();
-      emulator::run_block(rows == 32 ? thread<32> : thread<72>);
+      const bool e5m2 = p->kv_dtype == TV_FP8_E5M2;
+      emulator::run_block(rows == 32 ? (e5m2 ? thread<E5M2, 32> : thread<E4M3, 32>)
+                                     : (e5m2 ? thread<E5M2, 72> : thread<E4M3, 72>));
       if (block.error[0]) return block.error;
     }
   }
