@@ -15,7 +15,7 @@
 // Row tiles of the verify kernels of each design, ascending.
 #define TV_PORTABLE(DO, NAME) DO(NAME, 8) DO(NAME, 16) DO(NAME, 24) DO(NAME, 32) DO(NAME, 40) DO(NAME, 48)
 #define TV_HOPPER(DO, NAME) DO(NAME, 16) DO(NAME, 32) DO(NAME, 48) DO(NAME, 72)
-#define TV_HOPPER_FP8(DO, NAME) DO(NAME, 32) DO(NAME, 72)
+#define TV_HOPPER_FP8(DO, NAME) DO(NAME, 32) DO(NAME, 48) DO(NAME, 72)
 
 #define TV_DECLARE(NAME, ROWS) extern const tv::Kernel NAME##_r##ROWS##_info;
 #define TV_ENTRY(NAME, ROWS) {&NAME##_r##ROWS##_info, ROWS},
@@ -30,8 +30,9 @@ TV_PORTABLE(TV_DECLARE, tv_verify_wide_e4m3)
 TV_PORTABLE(TV_DECLARE, tv_verify_wide_e5m2)
 TV_HOPPER(TV_DECLARE, tv_hopper_bf16)
 TV_HOPPER(TV_DECLARE, tv_hopper_fp16)
-TV_HOPPER_FP8(TV_DECLARE, tv_hopper_fp8)
-extern const tv::Kernel tv_hopper_bf16_m64_info, tv_hopper_fp16_m64_info, tv_hopper_fp8_m64_info;
+TV_HOPPER_FP8(TV_DECLARE, tv_hopper_e4m3)
+TV_HOPPER_FP8(TV_DECLARE, tv_hopper_e5m2)
+extern const tv::Kernel tv_hopper_bf16_m64_info, tv_hopper_fp16_m64_info;
 extern const tv::Kernel tv_combine_bf16_info, tv_combine_fp16_info, tv_prep_info, tv_plan_info;
 extern const tv::Kernel tv_build_tree_info, tv_walk_tree_info;
 extern const tv::Kernel tv_head_lists_bf16_info, tv_head_lists_fp16_info, tv_head_lists_fp32_info, tv_head_merge_info;
@@ -44,7 +45,8 @@ struct Entry {
   int row_tile;  // query rows a block of a verify kernel takes
 };
 
-// Verify kernels last: set by set, in it by dtype, then by row tile. Those of fp8 pools before the others.
+// Verify kernels last: set by set, in it by dtype, then by row tile. Those of fp8 pools before the others on the
+// portable path, behind them on Hopper's.
 constexpr Entry kKernels[] = {
     {&tv_combine_bf16_info, 0},
     {&tv_combine_fp16_info, 0},
@@ -69,8 +71,8 @@ constexpr Entry kKernels[] = {
     TV_HOPPER(TV_ENTRY, tv_hopper_fp16)         //
     {&tv_hopper_bf16_m64_info, tv::hopper::kManyRowTile},
     {&tv_hopper_fp16_m64_info, tv::hopper::kManyRowTile},
-    TV_HOPPER_FP8(TV_ENTRY, tv_hopper_fp8)  //
-    {&tv_hopper_fp8_m64_info, tv::hopper::kManyRowTile},
+    TV_HOPPER_FP8(TV_ENTRY, tv_hopper_e4m3)  //
+    TV_HOPPER_FP8(TV_ENTRY, tv_hopper_e5m2)  //
 };
 constexpr int kKernelCount = sizeof(kKernels) / sizeof(kKernels[0]);
 constexpr int kCombine = 0, kPrep = 2, kPlan = 3;
@@ -104,15 +106,16 @@ struct Set {
 
 // In order of preference: the first that is wanted, and that the device and the arguments allow.
 constexpr int kPortableTiles = TV_PORTABLE(TV_ONE, ), kHopperTiles = TV_HOPPER(TV_ONE, );
-constexpr int kHopperFp8Tiles = TV_HOPPER_FP8(TV_ONE, ), kHopperFp8 = kKernelCount - kHopperFp8Tiles - 1;
-constexpr int kVerify = kHopperFp8 - kDtypes * (2 * kPortableTiles + kHopperTiles + 1);  // 1: for many rows
+constexpr int kHopperFp8Tiles = TV_HOPPER_FP8(TV_ONE, );
+constexpr int kHopperE5M2 = kKernelCount - kHopperFp8Tiles, kHopperE4M3 = kHopperE5M2 - kHopperFp8Tiles;
+constexpr int kVerify = kHopperE4M3 - kDtypes * (2 * kPortableTiles + kHopperTiles + 1);  // 1: for many rows
 constexpr int kNarrow = kVerify, kWide = kNarrow + kDtypes * kPortableTiles, kHopper = kWide + kDtypes * kPortableTiles;
 constexpr int kNarrowE4M3 = kVerify - 4 * kPortableTiles, kNarrowE5M2 = kNarrowE4M3 + kPortableTiles;
 constexpr int kWideE4M3 = kNarrowE5M2 + kPortableTiles, kWideE5M2 = kWideE4M3 + kPortableTiles;
 constexpr Set kSets[] = {
     {TV_PATH_HOPPER, kAsQuery, kDtypes, kHopper, kHopperTiles, true, kHopper + kDtypes* kHopperTiles},
-    {TV_PATH_HOPPER, TV_FP8_E4M3, 1, kHopperFp8, kHopperFp8Tiles, true, kHopperFp8 + kHopperFp8Tiles, TV_FEW_ROWS},
-    {TV_PATH_HOPPER, TV_FP8_E5M2, 1, kHopperFp8, kHopperFp8Tiles, true, kHopperFp8 + kHopperFp8Tiles, TV_FEW_ROWS},
+    {TV_PATH_HOPPER, TV_FP8_E4M3, 1, kHopperE4M3, kHopperFp8Tiles, true, 0, TV_FEW_ROWS},
+    {TV_PATH_HOPPER, TV_FP8_E5M2, 1, kHopperE5M2, kHopperFp8Tiles, true, 0, TV_FEW_ROWS},
     {TV_PATH_PORTABLE, kAsQuery, kDtypes, kWide, kPortableTiles, false, 0},
     {TV_PATH_NARROW, kAsQuery, kDtypes, kNarrow, kPortableTiles, false, 0},
     {TV_PATH_PORTABLE, TV_FP8_E4M3, 1, kWideE4M3, kPortableTiles, false, 0},
@@ -123,8 +126,10 @@ constexpr Set kSets[] = {
 constexpr int kSetCount = sizeof(kSets) / sizeof(kSets[0]);
 static_assert(kKernels[kWide - 1].row_tile == tv::portable::kMaxRowTile);
 static_assert(kKernels[kNarrowE4M3].row_tile == 8 && kKernels[kNarrowE4M3 - 1].row_tile == 0);
-static_assert(kKernels[kHopperFp8 - kDtypes - 1].row_tile == tv::hopper::kMaxRowTile);
-static_assert(kKernels[kKernelCount - 2].row_tile == tv::hopper::kMaxRowTile);
+static_assert(kKernels[kHopperE4M3 - kDtypes - 1].row_tile == tv::hopper::kMaxRowTile);
+static_assert(kKernels[kHopperE4M3 - 1].row_tile == tv::hopper::kManyRowTile);
+static_assert(kKernels[kHopperE5M2 - 1].row_tile == tv::hopper::kMaxRowTile);
+static_assert(kKernels[kKernelCount - 1].row_tile == tv::hopper::kMaxRowTile);
 
 constexpr int kMaxRequestRows = 1 << 20;  // query rows of a request: exact in a float
 constexpr int kCombineBlocks = 640;       // fit an H200 at once, nearly five a multiprocessor
@@ -243,11 +248,13 @@ bool is_launchable(const TvVerifyParams& p) {
 
 }  // namespace
 
-extern "C" int tv_mla_path(int wanted, int dtype, int kv_dtype, int rows, int* path, int* max_row_tile) {
+extern "C" int tv_mla_path(int wanted, int dtype, int kv_dtype, int rows, int* path, int* max_row_tile,
+                           int* many_rows) {
   const Set* set = nullptr;
   if (const cudaError_t err = choose(wanted, true, dtype, kv_dtype, rows, &set)) return err;
   *path = set->path == TV_PATH_NARROW && wanted != TV_PATH_NARROW ? TV_PATH_PORTABLE : set->path;
   *max_row_tile = set->max_row_tile();
+  *many_rows = set->many != 0;
   return cudaSuccess;
 }
 

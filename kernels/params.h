@@ -25,7 +25,7 @@ enum TvMaskKind {
 // more than TV_FEW_ROWS query rows, else the portable one. NARROW: the portable one as it is on cards that give a block
 // 99 KB of shared memory, on any card.
 enum TvPath { TV_PATH_AUTO = 0, TV_PATH_PORTABLE = 1, TV_PATH_HOPPER = 2, TV_PATH_NARROW = 3 };
-enum { TV_FEW_ROWS = 32 };
+enum { TV_FEW_ROWS = 8 };
 
 typedef struct TvVerifyParams {
   const void* q_nope;            // [tokens, heads, 512]
@@ -93,9 +93,9 @@ int tv_mla_prep(const TvPrepParams* params, void* stream);
 int tv_mla_plan(const TvPlanParams* params, void* stream);
 
 // The path (TvPath, not AUTO) that tv_mla_verify takes on the current device for queries of `dtype`, a pool of
-// `kv_dtype` and requests of `rows` query rows, and the most of them its blocks hold: what a caller needs to choose the
-// number of splits.
-int tv_mla_path(int wanted, int dtype, int kv_dtype, int rows, int* path, int* max_row_tile);
+// `kv_dtype` and requests of `rows` query rows, the most of them its blocks hold, and whether it has a kernel for requests
+// of many (hopper/shape.cuh says how many): what a caller needs to choose the number of splits.
+int tv_mla_path(int wanted, int dtype, int kv_dtype, int rows, int* path, int* max_row_tile, int* many_rows);
 
 // Name, dynamic shared memory and block size of kernel i; non-zero past the end. Needs no GPU.
 int tv_kernel_info(int i, const char** name, int* dynamic_smem_bytes, int* threads);

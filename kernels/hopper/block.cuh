@@ -4,7 +4,6 @@
 #pragma once
 
 #include "device.cuh"
-#include "hopper/fp8_loader.cuh"
 #include "hopper/loader.cuh"
 #include "hopper/ptx.cuh"
 #include "hopper/shape.cuh"

@@ -115,4 +115,15 @@ __device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req
   cp_async_wait_all();
 }
 
+// What the loading warpgroup does.
+template <typename T, typename S>
+struct Loading {
+  using First = Rows;
+  static constexpr int kRegisters = kLoaderRegisters;
+  __device__ __forceinline__ static void run(const TvVerifyParams& p, const Request& req, Range range, First first,
+                                             uint32_t smem) {
+    load<T, S>(p, req, range, first, smem);
+  }
+};
+
 }  // namespace tv::hopper

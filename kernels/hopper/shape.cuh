@@ -2,8 +2,6 @@
 // Threads, shared memory and barriers of the Hopper path.
 #pragma once
 
-#include <type_traits>
-
 #include "index.h"
 
 namespace tv::hopper {
@@ -31,17 +29,8 @@ TV_HD uint32_t panel_offset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4
 // Elements of a pool that are not of the queries' type.
 struct E4M3 {};
 struct E5M2 {};
-struct Fp8 {};  // one of the two: the loader asks
 
-// What thread i of the loading warpgroup has of a panel of fp8, 64 bytes a row: 16 bytes of one row and of another, two
-// chunks each once widened. Where raw bytes lie apart, those of all threads make a slot.
-constexpr int kRawLanes = 64 / 16;
-TV_HD int raw_row(int i) { return i / kRawLanes; }
-TV_HD int raw_chunk(int i) { return 2 * (i % kRawLanes); }                        // the first of the two
-TV_HD int raw_byte(int panel, int i) { return panel * 64 + i % kRawLanes * 16; }  // in the row of the pool
-TV_HD uint32_t raw_slot(int slot, int i) { return (slot * kWarpgroup + i) * 16; }
-
-// Whether a request with so many query rows gets the kernel for many rows.
+// Whether a request with so many query rows gets the kernel for many rows, where there is one: not for a pool of fp8.
 TV_HD bool has_many_rows(int rows) {
   return row_tile(rows, kMaxRowTile) > kFewRowTile &&
          3 * ceil_div(rows, kManyRowTile) <= 4 * ceil_div(rows, kMaxRowTile);
@@ -101,15 +90,5 @@ struct Shape {
   static_assert(sizeof(Job) <= 32);
   static_assert(kSmemBytes <= 227 * 1024);
 };
-
-// The same for a pool of fp8: with a tile's raw bytes apart where there is room for them.
-template <typename S>
-struct Fp8Shape : S {
-  static constexpr int kRaw = (S::kSmemBytes + 15) / 16 * 16, kRawEnd = kRaw + kTile * kKeyDim;
-  static constexpr bool kRawApart = kRawEnd <= 227 * 1024;
-  static constexpr int kSmemBytes = kRawApart ? kRawEnd : S::kSmemBytes;
-};
-template <typename Key, typename S>
-using ShapeFor = std::conditional_t<std::is_same_v<Key, Fp8>, Fp8Shape<S>, S>;
 
 }  // namespace tv::hopper

@@ -9,8 +9,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <type_traits>
-
 #include "device.cuh"
 #include "hopper/ptx.cuh"
 #include "hopper/shape.cuh"
@@ -36,18 +34,12 @@ __device__ __forceinline__ float2 unpack2(__half, uint32_t v) {
 // A reference to subtract: 0 for a row that has seen nothing yet.
 __device__ __forceinline__ float finite(float reference) { return reference == -INFINITY ? 0 : reference; }
 
-// What a key or value is of what the tile holds.
-template <typename Key>
-__device__ __forceinline__ float key_scale(const TvVerifyParams& p) {
-  return std::is_same_v<Key, Fp8> ? p.k_scale : 1;
-}
-
-// Caps raw scores where the layer does. Returns what still has to scale them to base-2 logits. Scores are of Q divided by
-// `unit`.
-template <typename Key, int kN8>
+// Caps raw scores where the layer does. Returns what still has to scale them to base-2 logits. A product of a query and
+// a key is `unit` times the raw score.
+template <int kN8>
 __device__ __forceinline__ float capped(const TvVerifyParams& p, float (&s)[kN8][4], float unit = 1) {
   constexpr float kLog2e = 1.4426950408889634f;
-  const float scale = p.sm_scale * kLog2e * key_scale<Key>(p) * unit;
+  const float scale = p.sm_scale * kLog2e * unit;
   if (!(p.logit_cap > 0)) return scale;
   const float cap = p.logit_cap * kLog2e, twice = 2 * scale / p.logit_cap;
 #pragma unroll
@@ -59,10 +51,10 @@ __device__ __forceinline__ float capped(const TvVerifyParams& p, float (&s)[kN8]
 }
 
 // Raw scores to base-2 logits less the reference of their row.
-template <typename Key, int kN8>
+template <int kN8>
 __device__ __forceinline__ void to_exponents(const TvVerifyParams& p, const float* reference, int lane,
                                              float (&s)[kN8][4], float unit = 1) {
-  const float scale = capped<Key>(p, s, unit);
+  const float scale = capped(p, s, unit);
 #pragma unroll
   for (int j = 0; j < kN8; ++j) {
     const float2 base = *reinterpret_cast<const float2*>(reference + 8 * j + 2 * (lane % 4));

@@ -20,12 +20,11 @@
 
 namespace tv::hopper {
 
-template <typename T, int kRows, typename K = T>
+template <typename T, int kRows>
 struct Math {
-  using Key = K;  // of the pool
-  using S = ShapeFor<K, Shape<kRows>>;
+  using S = Shape<kRows>;
   static constexpr int kN8 = S::kN8;
-  using Loads = Loading<T, Key, S>;
+  using Loads = Loading<T, S>;
   using Queries = CopiedQueries<T, S>;
   static constexpr int kMoves = 1, kUnsettled = 2;
 
@@ -145,7 +144,7 @@ struct Math {
   __device__ __forceinline__ void softmax(int t, bool masked, uint64_t bits) {
     const int i = threadIdx.x % kWarpgroup;
     uint8_t* scratch = shared + S::kRope + (t & 1) * S::kRopeStride;  // dead once all four warps have their scores
-    to_exponents<Key>(p, reference(current), lane, s);
+    to_exponents(p, reference(current), lane, s);
     if (masked) {
       uint64_t* visible = reinterpret_cast<uint64_t*>(scratch + S::kScratchVisible);
       sync_group();
@@ -223,7 +222,7 @@ struct Math {
 #pragma unroll 8
       for (int k = i % 2; k < S::kSums; k += 2) total += partial[k * kRows + row];
       total += __shfl_xor_sync(0xffffffffu, total, 1);
-      inverse()[row] = total > 0 ? __frcp_rn(total) * key_scale<Key>(p) : 0;
+      inverse()[row] = total > 0 ? __frcp_rn(total) : 0;
       if (slot >= 0 && i / 2 < job().rows && i % 2 == 0) {
         *Workspace(p).partial_lse(slot, blockIdx.x * kRows + row) =
             total > 0 ? reference(current)[row] + __log2f(total) : -INFINITY;
@@ -273,5 +272,4 @@ struct Math {
 
 }  // namespace tv::hopper
 
-// After NAME, TYPE, ROWS: the pool's type where it isn't TYPE.
-#define TV_HOPPER_KERNEL(NAME, TYPE, ...) TV_HOPPER_KERNEL_OF(NAME, TYPE, tv::hopper::Math<TYPE, __VA_ARGS__>)
+#define TV_HOPPER_KERNEL(NAME, TYPE, ROWS) TV_HOPPER_KERNEL_OF(NAME, TYPE, tv::hopper::Math<TYPE, ROWS>)

@@ -46,15 +46,17 @@ def test_paths_are_those_of_the_card():
     assert [t.path for t in found] == expected
     assert found[-1].max_row_tile == plan.PORTABLE_ROW_TILE
     assert not hopper or found[0].max_row_tile == plan.HOPPER_ROW_TILE
+    assert [t.many_rows for t in found] == [t.path == abi.PATH_HOPPER for t in found]
 
 
-@pytest.mark.parametrize(("n", "few"), [(4, True), (5, False)])
+@pytest.mark.parametrize(("n", "few"), [(1, True), (2, False)])
 @pytest.mark.parametrize("pool", paths.FP8)
 def test_few_rows_of_an_fp8_pool_take_the_portable_path(pool, n, few):
     device = torch.device("cuda")
     taken = paths.target(device, kv_dtype=pool).of(n, 8)
     if torch.cuda.get_device_capability() == (9, 0):
         assert taken.path == (abi.PATH_PORTABLE if few else abi.PATH_HOPPER)
+    assert not taken.many_rows, "8 blocks of 72 rows, not 9 of 64, for 9 tokens of 64 heads"
     step = cases.make_case([700, 20], n, 8, nsplit=3, **cases.pool_of(pool))
     expected = dataclasses.replace(step, path=taken.path).run()
     assert torch.equal(step.run(), expected), "AUTO is that path, to the bit"

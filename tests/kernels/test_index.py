@@ -141,6 +141,14 @@ def test_an_instance_that_holds_the_tile_needs_no_more_blocks(index, rows):
     assert -(-rows // instance) == plan.row_blocks(rows, 1, plan.HOPPER_ROW_TILE)
 
 
+@given(rows=st.integers(1, 256 * 128))
+def test_and_so_on_a_pool_of_fp8(index, rows):
+    """Three row tiles, and no kernel for many rows."""
+    tiles = (32, 48, plan.HOPPER_ROW_TILE)
+    instance = next(tile for tile in tiles if tile >= index.row_tile(rows, plan.HOPPER_ROW_TILE))
+    assert -(-rows // instance) == plan.row_blocks(rows, 1, plan.HOPPER_ROW_TILE, many_rows=False)
+
+
 @given(prefix=st.integers(0, 2**30), n=st.integers(1, 256), unified=st.booleans())
 def test_request_lengths(index, prefix, n, unified):
     out = ints(2)

@@ -72,6 +72,13 @@ def test_cut(bs, heads, cut):
     assert plan.choose_cut(bs, 9, heads, 132, plan.PORTABLE_ROW_TILE).taper == 0
 
 
+@pytest.mark.parametrize(("bs", "nsplit"), [(1, 16), (4, 4), (8, 2)])
+def test_a_path_without_a_kernel_for_many_rows_gets_equal_splits(bs, nsplit):
+    """576 rows are 8 blocks of 72, and 128 of 132 multiprocessors have one."""
+    assert plan.row_blocks(9, 64, 72, many_rows=False) == 8
+    assert plan.choose_cut(bs, 9, 64, 132, 72, many_rows=False) == (nsplit, 0)
+
+
 @pytest.mark.parametrize("units", [16, 128, 512])
 @pytest.mark.parametrize("bs", [*range(1, 13), 16, 32])
 @pytest.mark.parametrize("heads", [16, 32, 64, 128])

@@ -432,7 +432,7 @@ def graph_bytes(on: bool, max_bs: int, n: int, heads: int, context: int, process
         verifier = backend.tree_verify
         verifier._geometry = dataclasses.replace(
             verifier._geometry, device=torch.device("meta"), row_width=context + 4 + n,
-            target=paths.Target(abi.PATH_HOPPER, plan.HOPPER_ROW_TILE, processors),
+            target=paths.Target(abi.PATH_HOPPER, plan.HOPPER_ROW_TILE, processors, many_rows=True),
         )  # fmt: skip
         backend.init_cuda_graph_state(max_bs, max_bs * n)
         holders += verifier._graph.values()

@@ -46,7 +46,7 @@ __device__ __forceinline__ void load(const TvVerifyParams& p, const Request& req
       if (j % kPart == 0 && j < kRopePanel) barrier_wait(smem + S::kFree + 8 * (S::kParts * stage + j / kPart), parity);
 #pragma unroll
       for (int i = 0; i < Rows::kCount; ++i) {
-        cp_async16(dst + i * Rows::kApart * kRowBytes + j * 64, src[i] + j * 64, i * Rows::kApart < left);
+        cp_async16_narrow(dst + i * Rows::kApart * kRowBytes + j * 64, src[i] + j * 64, i * Rows::kApart < left);
       }
       if (j % kThird == kThird - 1) barrier_arrive_after_copies(smem + S::kFull + 8 * (3 * stage + j / kThird));
     }

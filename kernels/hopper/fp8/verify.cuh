@@ -21,25 +21,6 @@
 #include "hopper/shape.cuh"
 #include "hopper/softmax.cuh"
 
-#ifndef TV_AHEAD_72
-#define TV_AHEAD_72 3
-#endif
-#ifndef TV_TOGETHER_72
-#define TV_TOGETHER_72 1
-#endif
-#ifndef TV_BUFFERS_72
-#define TV_BUFFERS_72 3
-#endif
-#ifndef TV_AHEAD_32
-#define TV_AHEAD_32 4
-#endif
-#ifndef TV_TOGETHER_32
-#define TV_TOGETHER_32 2
-#endif
-#ifndef TV_BUFFERS_32
-#define TV_BUFFERS_32 3
-#endif
-
 namespace tv::hopper::fp8 {
 
 // T: of the queries and the output. F: of the pool.
@@ -49,9 +30,9 @@ struct Group {
   using Half = __half;
   static constexpr int kN8 = kRows / 8;
   static constexpr int kMoves = 1, kUnsettled = 2;
-  static constexpr int kAhead = kRows > 48 ? TV_AHEAD_72 : TV_AHEAD_32;      // loads of fragments that are under way
-  static constexpr int kTogether = kRows > 48 ? TV_TOGETHER_72 : TV_TOGETHER_32;  // products
-  static constexpr int kBuffers = kRows > 48 ? TV_BUFFERS_72 : TV_BUFFERS_32;  // times as many are under way, or about to be
+  static constexpr int kAhead = kRows > 48 ? 3 : 4;     // loads of fragments that are under way
+  static constexpr int kTogether = kRows > 48 ? 1 : 2;  // products
+  static constexpr int kBuffers = 3;                    // times as many are under way, or about to be
 
   const TvVerifyParams& p;
   uint8_t* shared;
@@ -196,11 +177,11 @@ struct Group {
     return reinterpret_cast<uint64_t*>(shared + S::kVisible) + group * kRows;
   }
 
-  // Softmax of this group's tile t, from s to P in shared memory. P of tile t - 2 has been read: by this group, and by the other one before it
-  // published P of tile t - 1.
+  // Softmax of this group's tile t, from s to P in shared memory. P of tile t - 2 has been read: by this group, and by
+  // the other one before it published P of tile t - 1.
   __device__ __forceinline__ void softmax(int t, bool masked) {
     uint8_t* scratch = shared + S::kProb + (t & 1) * S::kProbBytes;
-    to_exponents<Fp8>(p, reference(current), lane, s, unit());
+    to_exponents(p, reference(current), lane, s, unit() * p.k_scale);
     if (masked) {
       sync_group();
       hide(s, reinterpret_cast<const uint32_t*>(visible()), warp, lane);
@@ -287,7 +268,7 @@ struct Group {
 #pragma unroll 8
       for (int k = i % 2; k < S::kSumGroups; k += 2) total += partial[k * kRows + row];
       total += __shfl_xor_sync(0xffffffffu, total, 1);
-      inverse()[row] = total > 0 ? __frcp_rn(total) * key_scale<Fp8>(p) : 0;
+      inverse()[row] = total > 0 ? __frcp_rn(total) * p.k_scale : 0;
       if (slot >= 0 && i / 2 < job().rows && i % 2 == 0) {
         *Workspace(p).partial_lse(slot, blockIdx.x * kRows + row) =
             total > 0 ? reference(current)[row] + __log2f(total) : -INFINITY;

@@ -20,9 +20,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 // Raw scores to base-2 logits less the reference of their row.
-template <typename Key>
 __device__ __forceinline__ void to_exponents(const TvVerifyParams& p, const float (&reference)[2], float (&s)[kN8][4]) {
-  const float scale = capped<Key>(p, s);
+  const float scale = capped(p, s);
   const float base[2] = {finite(reference[0]), finite(reference[1])};
 #pragma unroll
   for (int j = 0; j < kN8; ++j) {

@@ -21,7 +21,7 @@
 namespace tv::hopper::m64 {
 
 // What group kGroup does: the softmax of tiles kGroup, kGroup + 2, .. and dimensions 256 kGroup and up of all sums.
-template <typename T, typename Key, int kGroup>
+template <typename T, int kGroup>
 struct Group {
   using S = Shape;
 
@@ -153,7 +153,7 @@ struct Group {
   // Softmax of tile t, from s to P, here and in shared memory. Returns whether references have moved, and by what
   // factor the sums over other tiles must follow.
   __device__ __forceinline__ bool softmax(int t, bool masked, uint64_t visible, float (&by)[2]) {
-    to_exponents<Key>(p, reference, s);
+    to_exponents(p, reference, s);
     if (masked) hide(s, visible, lane);
     float top[2];
     largest(s, top);
@@ -233,7 +233,7 @@ struct Group {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float total = sums[row + 8 * i] + sums[S::kQueryRows + row + 8 * i];
-      inverse[i] = total > 0 ? __frcp_rn(total) * key_scale<Key>(p) : 0;
+      inverse[i] = total > 0 ? __frcp_rn(total) : 0;
       if (kGroup == 0 && lane % 4 == 0 && slot >= 0 && row + 8 * i < rows) {
         *Workspace(p).partial_lse(slot, row0 + row + 8 * i) = total > 0 ? reference[i] + __log2f(total) : -INFINITY;
       }
@@ -263,19 +263,18 @@ struct Group {
   }
 };
 
-template <typename T, typename K = T>
+template <typename T>
 struct Math {
-  using S = ShapeFor<K, Shape>;
-  using Key = K;  // of the pool
-  using Loads = Loading<T, Key, S>;
+  using S = Shape;
+  using Loads = Loading<T, S>;
   using Queries = CopiedQueries<T, S>;
   __device__ __forceinline__ static void work(const TvVerifyParams& p, uint8_t* shared, int group) {
     if (group == 0) {
-      Group<T, Key, 0> first(p, shared);
+      Group<T, 0> first(p, shared);
       first.run();
       first.finish();
     } else {
-      Group<T, Key, 1> second(p, shared);
+      Group<T, 1> second(p, shared);
       second.run();
       second.finish();
     }

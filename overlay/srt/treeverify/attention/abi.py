@@ -12,7 +12,7 @@ from typing import cast
 
 MASK_NONE, MASK_PACKED, MASK_FULL, MASK_QLEN = range(4)
 PATH_AUTO, PATH_PORTABLE, PATH_HOPPER, PATH_NARROW = range(4)
-FEW_ROWS = 32
+FEW_ROWS = 8
 """PATH_AUTO takes the portable path for requests of no more query rows, where the pool is fp8."""
 BF16, FP16, FP8_E4M3, FP8_E5M2 = range(4)
 
@@ -75,7 +75,7 @@ def library() -> ctypes.CDLL:
             f"treeverify: cannot load its kernels from {path}: {e}. `apply.py apply --sglang DIR` on this machine "
             "builds and installs them."
         ) from e
-    lib.tv_mla_path.argtypes = [*4 * [ctypes.c_int], *2 * [ctypes.POINTER(ctypes.c_int)]]
+    lib.tv_mla_path.argtypes = [*4 * [ctypes.c_int], *3 * [ctypes.POINTER(ctypes.c_int)]]
     lib.tv_kernel_info.argtypes = [
         ctypes.c_int,
         ctypes.POINTER(ctypes.c_char_p),

@@ -42,6 +42,8 @@ class Target(NamedTuple):
     """Most query rows a block of that path holds."""
     sm_count: int
     """Multiprocessors, 0 where unknown."""
+    many_rows: bool = False
+    """Whether that path has a kernel for requests of many query rows (plan.has_many_rows): fewer rows a block."""
     few: Target | None = None
     """What requests of no more than abi.FEW_ROWS query rows take, where that is another path."""
 
@@ -57,12 +59,12 @@ class Target(NamedTuple):
     def cut(self, bs: int, n: int, heads: int) -> Cut:
         """How the KV of each of `bs` requests of `n` tokens and `heads` query heads is split."""
         taken = self.of(n, heads)
-        return choose_cut(bs, n, heads, taken.sm_count, taken.max_row_tile)
+        return choose_cut(bs, n, heads, taken.sm_count, taken.max_row_tile, taken.many_rows)
 
     def planned_splits(self, bs: int, n: int, heads: int) -> int:
         """Splits of all of them together, for mla_plan to hand out; 0 where a plan has nothing to choose."""
         taken = self.of(n, heads)
-        return planned_splits(bs, n, heads, taken.sm_count, taken.max_row_tile)
+        return planned_splits(bs, n, heads, taken.sm_count, taken.max_row_tile, taken.many_rows)
 
 
 def chosen() -> int:
@@ -94,12 +96,14 @@ def target(device: torch.device, path: int = abi.PATH_AUTO, kv_dtype: torch.dtyp
 
 
 def _target(device: torch.device, path: int, kv_dtype: torch.dtype, rows: int) -> Target:
-    taken, tile = ctypes.c_int(), ctypes.c_int()
+    taken, tile, many = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    answers = ctypes.byref(taken), ctypes.byref(tile), ctypes.byref(many)
     with torch.cuda.device(device):
         kv = FP8.get(kv_dtype, abi.BF16)
-        code = abi.library().tv_mla_path(path, abi.BF16, kv, rows, ctypes.byref(taken), ctypes.byref(tile))
+        code = abi.library().tv_mla_path(path, abi.BF16, kv, rows, *answers)
         abi.check(code, "mla_path")
-    return Target(taken.value, tile.value, torch.cuda.get_device_properties(device).multi_processor_count)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Target(taken.value, tile.value, sms, bool(many.value))
 
 
 def available(device: torch.device, kv_dtype: torch.dtype = torch.bfloat16) -> list[Target]:

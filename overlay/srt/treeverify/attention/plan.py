@@ -85,21 +85,27 @@ def row_tile(rows: int, most: int) -> int:
     return _ceil_div(_ceil_div(rows, blocks), 8) * 8
 
 
-def has_many_rows(rows: int, most: int) -> bool:
-    """Whether the path with row tiles of at most `most` has a kernel for requests of as many as `rows` query rows."""
-    if most != HOPPER_ROW_TILE or row_tile(rows, most) <= HOPPER_FEW_ROW_TILE:
+def has_many_rows(rows: int, most: int, many_rows: bool = True) -> bool:
+    """Whether requests of `rows` query rows get the kernel for many rows, of the path with row tiles of at most `most`.
+
+    Args:
+        many_rows: whether the Hopper path has one, which it has not for a pool of fp8.
+    """
+    if not many_rows or most != HOPPER_ROW_TILE or row_tile(rows, most) <= HOPPER_FEW_ROW_TILE:
         return False
     return 3 * _ceil_div(rows, HOPPER_MANY_ROW_TILE) <= 4 * _ceil_div(rows, most)
 
 
-def row_blocks(n: int, heads: int, max_row_tile: int) -> int:
+def row_blocks(n: int, heads: int, max_row_tile: int, many_rows: bool = True) -> int:
     """Blocks that share the query rows of a request."""
     rows = n * heads
-    return _ceil_div(rows, HOPPER_MANY_ROW_TILE if has_many_rows(rows, max_row_tile) else max_row_tile)
+    return _ceil_div(rows, HOPPER_MANY_ROW_TILE if has_many_rows(rows, max_row_tile, many_rows) else max_row_tile)
 
 
 @functools.cache
-def choose_nsplit(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE) -> int:
+def choose_nsplit(
+    bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE, many_rows: bool = True
+) -> int:
     """How many splits the KV of each request gets.
 
     At least so many that their blocks fill one wave, a block a multiprocessor. Beyond that, more splits make the last
@@ -112,9 +118,10 @@ def choose_nsplit(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: 
         heads: local query heads.
         sm_count: multiprocessors of the GPU, 0 where unknown.
         max_row_tile: most query rows a block of the path holds.
+        many_rows: whether the Hopper path has a kernel for requests of many rows.
     """
     sms, bs = sm_count or DEFAULT_SM_COUNT, max(bs, 1)
-    blocks = bs * row_blocks(n, heads, max_row_tile)
+    blocks = bs * row_blocks(n, heads, max_row_tile, many_rows)
     most = min(MAX_SPLITS, MAX_GRID_SPLITS // bs, WORKSPACE_LIMIT // (4 * bs * n * heads * (LATENT + 1)))
     least = max(1, min(sms // blocks, most))
 
@@ -127,7 +134,9 @@ def choose_nsplit(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: 
 
 
 @functools.cache
-def choose_cut(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE) -> Cut:
+def choose_cut(
+    bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE, many_rows: bool = True
+) -> Cut:
     """How the KV of each request is split: choose_nsplit's equal splits, or halved ones where they are clearly better.
 
     Blocks of many rows come in few large splits, whose last wave leaves many multiprocessors idle; a long split each,
@@ -135,10 +144,10 @@ def choose_cut(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int
     the Hopper kernel for many rows is bound by its multiprocessors' work alone, as the model has it; the others get
     equal splits. Arguments as choose_nsplit.
     """
-    equal = Cut(choose_nsplit(bs, n, heads, sm_count, max_row_tile))
+    equal = Cut(choose_nsplit(bs, n, heads, sm_count, max_row_tile, many_rows))
     sms, bs = sm_count or DEFAULT_SM_COUNT, max(bs, 1)
-    rows, blocks = bs * n * heads, bs * row_blocks(n, heads, max_row_tile)
-    if not has_many_rows(n * heads, max_row_tile) or blocks > _MANY_WAVES * sms:
+    rows, blocks = bs * n * heads, bs * row_blocks(n, heads, max_row_tile, many_rows)
+    if not has_many_rows(n * heads, max_row_tile, many_rows) or blocks > _MANY_WAVES * sms:
         return equal
     most = min(_MOST_CUTS, MAX_GRID_SPLITS // bs, WORKSPACE_LIMIT // (4 * rows * (LATENT + 1)))
 
@@ -192,14 +201,16 @@ def split_lengths(kv: int, cut: Cut) -> list[int]:
 
 
 @functools.cache
-def planned_splits(bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE) -> int:
+def planned_splits(
+    bs: int, n: int, heads: int, sm_count: int = 0, max_row_tile: int = PORTABLE_ROW_TILE, many_rows: bool = True
+) -> int:
     """How many splits mla_plan may hand out to `bs` requests; 0 where it would have nothing to choose.
 
     As many as run in the waves that choose_nsplit would fill, and one more for each request but one (share_splits says
     what for). Arguments as choose_nsplit.
     """
-    sms, blocks = sm_count or DEFAULT_SM_COUNT, row_blocks(n, heads, max_row_tile)
-    waves = _ceil_div(bs * blocks * choose_nsplit(bs, n, heads, sm_count, max_row_tile), sms)
+    sms, blocks = sm_count or DEFAULT_SM_COUNT, row_blocks(n, heads, max_row_tile, many_rows)
+    waves = _ceil_div(bs * blocks * choose_nsplit(bs, n, heads, sm_count, max_row_tile, many_rows), sms)
     most = min(MAX_PLANNED_SPLITS, WORKSPACE_LIMIT // (4 * n * heads * (LATENT + 1)))
     splits = min(waves * sms // blocks + bs - 1, most)
     return splits if bs > 1 and splits > bs else 0

@@ -22,22 +22,6 @@ inline void barrier_wait(uint32_t addr, int parity) {
   if (emulator::block.waits_hold) emulator::wait_until([&] { return (barrier.completed & 1) != parity; });
 }
 
-inline void cp_async_commit() { emulator::start_copy({0, nullptr, -1, false}); }
-template <int kPending>
-void cp_async_wait() {
-  if (!emulator::block.waits_hold) return;
-  emulator::wait_until([] {
-    int groups = 0;
-    for (const emulator::Copy& copy : emulator::block.running->copies) groups += copy.bytes < 0;
-    return groups <= kPending;
-  });
-}
-
-inline uint4 load_shared16(uint32_t src) {
-  uint4 v;
-  memcpy(&v, emulator::shared(src, 16), 16);
-  return v;
-}
 inline void store_shared16(uint32_t dst, const uint4& v) { memcpy(emulator::shared(dst, 16), &v, 16); }
 
 template <int kCount>
