@@ -66,6 +66,14 @@ def test_hopper_on_sm_90a(rows, tmp_path, capfd):
     assert "instructions are serialized" not in capfd.readouterr().err, "ptxas waits after each product"
 
 
+def test_hopper_of_fp8_on_sm_90a(tmp_path, capfd):
+    """36 products for the scores, 16 for values: of a group's own tile, of the other's, and behind the loop."""
+    found = counts("hopper/inst/verify_e4m3_r32.cu", "90a", tmp_path)["tv_hopper_e4m3_r32"]
+    assert found["HGMMA"] == 36 + 16 + 16 + 16 and found["HMMA"] == 0
+    assert found["spill"] == 0
+    assert "instructions are serialized" not in capfd.readouterr().err, "ptxas waits after each product"
+
+
 def test_hopper_of_many_rows_issues_its_products_once_a_tile(tmp_path):
     """36 for the scores; 4 for each part of the values, of a group's own tile, of the other's, and behind the loop."""
     found = counts("hopper/inst/verify_bf16_m64.cu", "90a", tmp_path)["tv_hopper_bf16_m64"]

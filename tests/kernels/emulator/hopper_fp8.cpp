@@ -38,8 +38,9 @@ extern "C" const char* tv_emulate_hopper_fp8(const TvVerifyParams* p, int rows, 
     for (block.x = 0; block.x < block.grid_x; ++block.x) {
       for (auto& warp : groups) warp.clear();
       const bool e5m2 = p->kv_dtype == TV_FP8_E5M2;
-      emulator::run_block(rows == 32 ? (e5m2 ? thread<E5M2, 32> : thread<E4M3, 32>)
-                                     : (e5m2 ? thread<E5M2, 72> : thread<E4M3, 72>));
+      emulator::run_block(rows == 48   ? thread<E4M3, 48>
+                          : rows == 32 ? (e5m2 ? thread<E5M2, 32> : thread<E4M3, 32>)
+                                       : (e5m2 ? thread<E5M2, 72> : thread<E4M3, 72>));
       if (block.error[0]) return block.error;
     }
   }
