@@ -93,8 +93,8 @@ int tv_mla_prep(const TvPrepParams* params, void* stream);
 int tv_mla_plan(const TvPlanParams* params, void* stream);
 
 // The path (TvPath, not AUTO) that tv_mla_verify takes on the current device for queries of `dtype`, a pool of
-// `kv_dtype` and requests of `rows` query rows, the most of them its blocks hold, and whether it has a kernel for requests
-// of many (hopper/shape.cuh says how many): what a caller needs to choose the number of splits.
+// `kv_dtype` and requests of `rows` query rows, the most of them its blocks hold, and whether it has a kernel for
+// requests of many (hopper/shape.cuh says how many): what a caller needs to choose the number of splits.
 int tv_mla_path(int wanted, int dtype, int kv_dtype, int rows, int* path, int* max_row_tile, int* many_rows);
 
 // Name, dynamic shared memory and block size of kernel i; non-zero past the end. Needs no GPU.

@@ -91,8 +91,8 @@ struct Shape {
 };
 
 // For the cards that give a block 99 KB: sm_86, sm_89, sm_120. Any other has more. Where the pool is fp8, twice as many
-// positions are as many bytes: a step twice as long has half of the barriers. It needs four stages, which few rows leave
-// room for: with three, 32 rows are slower than with eight of the shorter steps.
+// positions are as many bytes: a step twice as long has half of the barriers. It needs four stages, which few rows
+// leave room for: with three, 32 rows are slower than with eight of the shorter steps.
 template <int kRows, typename Pool = AsQuery>
 using Narrow = std::conditional_t<Pool::kFp8 && kRows <= 24, Shape<kRows, 32, 4, Pool>,
                                   Shape<kRows, 16, 8 / sizeof(typename Pool::Element), Pool>>;

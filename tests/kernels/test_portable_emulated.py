@@ -7,6 +7,7 @@ For machines without a GPU. What it can't see, tests/gpu does.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 
 import pytest

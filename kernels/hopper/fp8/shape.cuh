@@ -10,8 +10,8 @@ constexpr int kRowBytes = kKeyDim;  // of a position
 constexpr int kTileBytes = kTile * kRowBytes;
 constexpr float kProbLog2 = 7;  // P is fp16 and brought to 2^7 .. 2^15 at its largest: its small values keep their bits
 
-// Byte offset of 16-byte chunk c of position r within a tile. Eight positions' same chunk lie in different banks, and so
-// do four chunks of two positions.
+// Byte offset of 16-byte chunk c of position r within a tile. Eight positions' same chunk lie in different banks, and
+// so do four chunks of two positions.
 TV_HD uint32_t tile_offset(int r, int c) { return r * kRowBytes + ((c ^ (r / 2 % 4)) << 4); }
 
 template <int kRows>
@@ -31,16 +31,16 @@ struct Shape {
   static constexpr int kStages = kFit < 4 ? kFit : 4;
   static constexpr int kReference = kTiles + kStages * kTileBytes;  // fp32 [2][kRows], before and after a move
   static constexpr int kJob = kReference + 2 * kRows * 4;
-  static constexpr int kMoved = kJob + 32;         // int32 [2]
-  static constexpr int kUnit = kMoved + 8;         // of Q
-  static constexpr int kLargest = kUnit + 8;       // of Q, a word a warp
-  static constexpr int kVisible = kLargest + 32;   // bits of a tile's positions [group][kRows]
+  static constexpr int kMoved = kJob + 32;        // int32 [2]
+  static constexpr int kUnit = kMoved + 8;        // of Q
+  static constexpr int kLargest = kUnit + 8;      // of Q, a word a warp
+  static constexpr int kVisible = kLargest + 32;  // bits of a tile's positions [group][kRows]
   static constexpr int kBarriers = kVisible + 2 * kRows * 8;
 
   // Barriers, 8 bytes each.
-  static constexpr int kFull = kBarriers;                          // [stage][third] landed
-  static constexpr int kFree = kFull + 8 * kStages * 3;            // [stage][part] read
-  static constexpr int kProbFull = kFree + 8 * kStages * kParts;   // [tile % 2] P written
+  static constexpr int kFull = kBarriers;                         // [stage][third] landed
+  static constexpr int kFree = kFull + 8 * kStages * 3;           // [stage][part] read
+  static constexpr int kProbFull = kFree + 8 * kStages * kParts;  // [tile % 2] P written
   static constexpr int kQueryFull = kProbFull + 8 * 2;
   static constexpr int kSmemBytes = kQueryFull + 8;
   static_assert(kSmemBytes - kReference <= kSmall && kStages >= 3 && kBarriers % 8 == 0);

@@ -6,8 +6,8 @@
 //   P                          softmax over positions, through shared memory as [rows, 64]
 //   O^T [512, rows]         += V^T [512, 64] . P^T     each warpgroup holds 256 of the 512 dimensions, for every tile
 //
-// Fragments: ldmatrix of bytes gives a lane four neighbouring dimensions of a position, or, transposed, two dimensions of
-// two positions. Q has the order of the former; sums come out in that of the latter, two neighbours a lane.
+// Fragments: ldmatrix of bytes gives a lane four neighbouring dimensions of a position, or, transposed, two dimensions
+// of two positions. Q has the order of the former; sums come out in that of the latter, two neighbours a lane.
 #pragma once
 
 #include "device.cuh"
@@ -63,9 +63,7 @@ struct Group {
   __device__ __forceinline__ float* reference(int which) const {
     return reinterpret_cast<float*>(shared + S::kReference) + which * kRows;
   }
-  __device__ __forceinline__ float unit() const {
-    return *reinterpret_cast<const float*>(shared + S::kUnit);
-  }
+  __device__ __forceinline__ float unit() const { return *reinterpret_cast<const float*>(shared + S::kUnit); }
   // Over this group's tiles and this lane's positions, of rows 8 j + 2 (lane % 4) and + 1. Not in registers: there are
   // too few.
   __device__ __forceinline__ float2& sums(int j) const {
@@ -94,10 +92,10 @@ struct Group {
     halves_of(F(), __byte_perm(raw[1], 0, 0x3120), a[2], a[3]);
   }
 
-  // Runs kCount products. load(i, raw) asks for fragments of products 2 i and 2 i + 1, widen(raw, a) makes an operand of
-  // half of them, multiply(i, a) issues a product. kAhead loads are under way; kTogether products go and end together,
-  // and operands are written again once the products with them have ended. (No wait before the first of them, nor sums
-  // set to zero: ptxas would let all products wait for each other.)
+  // Runs kCount products. load(i, raw) asks for fragments of products 2 i and 2 i + 1, widen(raw, a) makes an operand
+  // of half of them, multiply(i, a) issues a product. kAhead loads are under way; kTogether products go and end
+  // together, and operands are written again once the products with them have ended. (No wait before the first of them,
+  // nor sums set to zero: ptxas would let all products wait for each other.)
   template <int kCount, typename Load, typename Widen, typename Multiply>
   __device__ __forceinline__ static void pipeline(Load load, Widen widen, Multiply multiply) {
     uint32_t raw[kAhead][4], a[kBuffers * kTogether][4];
@@ -105,7 +103,7 @@ struct Group {
     for (int i = 0; i < kAhead; ++i) load(i, raw[i]);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      uint32_t(&operand)[4] = a[i % (kBuffers * kTogether)];
+      uint32_t (&operand)[4] = a[i % (kBuffers * kTogether)];
       if (i >= kBuffers * kTogether && i % kTogether == 0) wgmma_wait<kBuffers - 1>();
       widen(raw[i / 2 % kAhead] + i % 2 * 2, operand);
       if (i % 2 && i / 2 + kAhead < kCount / 2) load(i / 2 + kAhead, raw[i / 2 % kAhead]);
@@ -122,12 +120,12 @@ struct Group {
     const uint32_t from = key_at + stage(t) * kTileBytes;
     constexpr int kLoads = kKeyDim / 32;
     pipeline<2 * kLoads>(
-        [&](int i, uint32_t(&raw)[4]) {
+        [&](int i, uint32_t (&raw)[4]) {
           if (i % (kLoads / 3) == 0) wait_for_third(t, i / (kLoads / 3));
           ldmatrix_x4(raw, (from ^ (i % 2 * 32)) + i / 2 * 64);
         },
-        [](const uint32_t* raw, uint32_t(&a)[4]) { widen_keys(raw, a); },
-        [&](int i, const uint32_t(&a)[4]) {
+        [](const uint32_t* raw, uint32_t (&a)[4]) { widen_keys(raw, a); },
+        [&](int i, const uint32_t (&a)[4]) {
           WgmmaFragment<kRows>::run(s, a, descriptor(smem + i / 4 * S::kQPanelBytes + i % 4 * 32), i > 0);
         });
   }
@@ -136,9 +134,9 @@ struct Group {
   __device__ __forceinline__ void multiply_values(int t) {
     const uint32_t from = value_at + stage(t) * kTileBytes;
     pipeline<4 * kHalf>(
-        [&](int i, uint32_t(&raw)[4]) { ldmatrix_x4_trans(raw, from + i / 2 * 64 + i % 2 * 32 * kRowBytes); },
-        [](const uint32_t* raw, uint32_t(&a)[4]) { widen_values(raw, a); },
-        [&](int i, const uint32_t(&a)[4]) {
+        [&](int i, uint32_t (&raw)[4]) { ldmatrix_x4_trans(raw, from + i / 2 * 64 + i % 2 * 32 * kRowBytes); },
+        [](const uint32_t* raw, uint32_t (&a)[4]) { widen_values(raw, a); },
+        [&](int i, const uint32_t (&a)[4]) {
           WgmmaFragment<kRows>::run(o[i / 4], a, descriptor(prob(t) + i % 4 * 32), true);
         });
     if (lane == 0) barrier_arrive(smem + S::kFree + 8 * (S::kParts * stage(t) + group));

@@ -41,9 +41,8 @@ inline void run(const Product& x) {
 
 inline void wgmma_fence() { __syncwarp(); }
 inline void wgmma_commit() {
-  emulator::together("wgmma.commit", nullptr, [](void**) {
-    groups[emulator::block.running->thread / 32].emplace_back();
-  });
+  emulator::together("wgmma.commit", nullptr,
+                     [](void**) { groups[emulator::block.running->thread / 32].emplace_back(); });
 }
 template <int kPending>
 void wgmma_wait() {
