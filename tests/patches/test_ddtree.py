@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from worker import Worker
 
+pytestmark = pytest.mark.ddtree
+
 DRAFTER = str(Path(__file__).resolve().parents[1] / "data" / "tiny_mla" / "draft")  # its block size is 8
 
 

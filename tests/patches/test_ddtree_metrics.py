@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from worker import Worker
+
+pytestmark = pytest.mark.ddtree
 
 
 def reported(trees: bool, on_device: bool = False) -> dict[str, Any]:
