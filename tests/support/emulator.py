@@ -31,7 +31,8 @@ def build(name: str, folder: Path, cuda: bool = True) -> Path:
     if platform.machine() != "x86_64":
         pytest.skip("the emulator switches its fibers in x86-64 assembly")
     target = folder / f"{name}.so"
-    flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-w", "-fPIC", "-shared"]
+    # -fno-gnu-unique: else libraries in one process share their inline variables, the emulated block among them.
+    flags = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-gnu-unique", "-w", "-fPIC", "-shared"]
     folders = [f"-I{EMULATOR}", f"-I{KERNELS}", *(["-isystem", _cuda_headers()] if cuda else [])]
     subprocess.run([compiler(), *flags, *folders, str(EMULATOR / f"{name}.cpp"), "-o", str(target)], check=True)
     return target
