@@ -10,7 +10,6 @@ template <typename V>
 V __ldcg(const V* at) {
   return *at;
 }
-inline float __frcp_rn(float x) { return 1 / x; }
 
 #include "combine.cuh"
 
