@@ -6,23 +6,9 @@
 #include "hopper/fp8/shape.cuh"
 #include "hopper/ptx.cuh"
 #include "hopper/softmax.cuh"
+#include "query_unit.cuh"
 
 namespace tv::hopper::fp8 {
-
-// The power of 2 and its inverse. Elements below 2^-28 of the largest finite one lose bits.
-struct Unit {
-  float factor, inverse;
-
-  // `largest`: each warp's, as the bits of a float.
-  __device__ __forceinline__ explicit Unit(const uint32_t* largest) {
-    uint32_t bits = largest[0];
-#pragma unroll
-    for (int i = 1; i < 8; ++i) bits = max(bits, largest[i]);
-    const int exponent = max(int(bits >> 23), 32);  // an inverse that is no normal float would be 0
-    factor = __uint_as_float(uint32_t(268 - exponent) << 23);
-    inverse = __uint_as_float(uint32_t(exponent - 14) << 23);
-  }
-};
 
 // What a thread of the two computing warpgroups loads of Q: 16 dimensions of some rows, until they are stored.
 template <typename T, typename S>
@@ -66,7 +52,7 @@ struct Queries {
     const uint32_t mine = largest();
     if (threadIdx.x % 32 == 0) all[threadIdx.x / 32 - kWarpgroup / 32] = mine;
     sync_threads<2 * kWarpgroup>(3);
-    const Unit unit(all);
+    const QueryUnit unit(all);
     if (threadIdx.x == kWarpgroup) *reinterpret_cast<float*>(shared + S::kUnit) = unit.inverse;
     store(smem, unit.factor);
     fence_async_reads();
